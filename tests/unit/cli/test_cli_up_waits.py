@@ -1,4 +1,4 @@
-"""`clary up` waits for a service that shows life, names its work meanwhile, and ends one that it gives up."""
+"""`clary up` waits for a service that shows activity, prints its last log line, and ends a silent service."""
 
 import argparse
 import subprocess

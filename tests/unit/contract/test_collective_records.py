@@ -1,4 +1,4 @@
-"""Records of collectives: written ones are read, torn or made-up ones are left out."""
+"""Records of collectives: written records are read, torn or forged records are left out."""
 
 import random
 
@@ -40,7 +40,7 @@ def row(number, **changes):
 
 
 def file_of(*groups, rank=3, process=77):
-    """Return the bytes of a file with groups (facts, rows, generation)."""
+    """Return the bytes of a file with groups; each group is (facts, rows, generation)."""
     data = bytearray(pack_header(rank, process).ljust(FILE_BYTES, b"\0"))
     for index, (facts, rows, generation) in enumerate(groups):
         begin = slot_offset(index)
@@ -55,7 +55,7 @@ def read(data, again=None):
     return read_record(data, data if again is None else again)
 
 
-def test_what_is_written_is_read_the_newest_first():
+def test_written_rows_are_read_newest_first():
     rows = [row(number, finished_ns=5000, state=FINISHED) for number in range(1, 4)]
     record = read(file_of((WORLD, rows, 1)))
     assert (record.rank, record.process, record.num_left_out) == (3, 77, 0)
@@ -65,7 +65,7 @@ def test_what_is_written_is_read_the_newest_first():
 @pytest.mark.parametrize(
     "ranks", [(), (0,), (5,), (0, 1, 2, 3), (1, 3, 5, 7), tuple(range(0, 4096, 8)), (0, 1, 5), (9, 2, 4)]
 )
-def test_ranks_of_groups_come_back(ranks):
+def test_ranks_of_groups_survive_writing_and_reading(ranks):
     facts = GroupFacts("g", "nccl", len(ranks), 0, ranks)
     (group,) = read(file_of((facts, [], 1))).groups
     assert group.facts.ranks == ranks
@@ -85,7 +85,7 @@ def test_names_are_cut_and_stay_different():
     assert read(file_of((GroupFacts(digest, "gloo", 2), [], 1))).groups[0].facts.name == digest
 
 
-def test_of_groups_with_one_name_the_newest_counts():
+def test_of_groups_with_one_name_the_newest_is_used():
     again = WORLD._replace(size=2, ranks=(0, 1))
     (group,) = read(file_of((WORLD, [row(9)], 1), (again, [row(1)], 2))).groups
     assert (group.facts.size, [one.number for one in group.rows]) == (2, [1])
@@ -99,10 +99,10 @@ def test_a_row_that_changed_between_two_reads_is_left_out():
     assert [one.number for one in group.rows] == [1]
 
 
-def test_a_row_whose_writer_was_killed_in_it_is_left_out():
+def test_a_row_whose_writer_was_killed_during_the_write_is_left_out():
     data = bytearray(file_of((WORLD, [row(1), row(2)], 1)))
     place = slot_offset(0) + GROUP_BYTES + 2 * ROW_BYTES
-    data[place : place + NUMBER.size] = NUMBER.pack(10)  # operation 10 has begun to take its place
+    data[place : place + NUMBER.size] = NUMBER.pack(10)  # operation 10 has begun to overwrite this row
     (group,) = read(bytes(data)).groups
     assert [one.number for one in group.rows] == [1]
 
@@ -130,7 +130,7 @@ def test_impossible_rows_are_left_out(impossible):
     assert group.rows == ()
 
 
-def test_what_is_no_record_is_none():
+def test_other_bytes_are_no_record():
     whole = file_of((WORLD, [row(1)], 1))
     assert read(b"") is None
     assert read(whole[:-1]) is None
@@ -159,7 +159,7 @@ def test_codes_of_the_compiled_core_are_one_less():
     assert words == list(OPERATIONS[1 : 1 + len(words)])
 
 
-def test_the_layout_is_what_its_page_says():
+def test_the_layout_matches_its_documentation():
     assert (slot_offset(0), slot_offset(1)) == (64, 576)
     assert (GROUP_BYTES, ROW_BYTES, SLOT_BYTES % 8) == (128, 48, 0)
     assert NUM_ROWS & (NUM_ROWS - 1) == 0

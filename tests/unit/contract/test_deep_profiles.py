@@ -1,4 +1,4 @@
-"""Windows that ProfilerConfig asks for, as the SDK writes it and in other forms."""
+"""Profile windows that ProfilerConfig requests, in the SDK's form and in other forms."""
 
 import json
 
@@ -55,18 +55,18 @@ def test_the_sdks_texts_are_windows(text, window):
         "[" * 100_000,
     ],
 )
-def test_what_cannot_be_read_asks_for_nothing(text):
+def test_an_unreadable_configuration_requests_no_window(text):
     assert window_of(config(text)) is None
 
 
-def test_nothing_is_asked_for_without_a_detailed_configuration_or_with_the_profiler_off():
+def test_no_window_without_a_detailed_configuration_or_with_the_profiler_off():
     assert window_of(None) is None
     assert window_of({"S3OutputPath": "s3://b"}) is None
     assert window_of({"ProfilingParameters": {"PythonProfilingConfig": "{}"}}) is None
     assert window_of({**config("{}"), "DisableProfiler": True}) is None
 
 
-def test_a_request_comes_back_from_its_file_as_it_was():
+def test_a_request_survives_its_file_unchanged():
     request = ProfileRequest(number=3, num_steps=2, start_step=None, start_at=1.5, ranks=(0, 3))
     assert from_plain(ProfileRequest, json.loads(json.dumps(to_plain(request)))) == request
 
@@ -86,12 +86,12 @@ def test_a_request_comes_back_from_its_file_as_it_was():
     ],
 )
 @pytest.mark.parametrize("is_off", [False, True])
-def test_what_is_taken_otherwise_than_it_says_is_told_in_one_sentence(text, words, is_off):
+def test_a_window_that_is_changed_or_ignored_gets_one_warning(text, words, is_off):
     (sentence,) = window_problems({**config(text), "DisableProfiler": is_off})
     assert words in sentence
 
 
-def test_windows_that_are_taken_as_they_are_are_not_mentioned():
+def test_windows_that_are_used_unchanged_get_no_warning():
     for text in (
         "{}",
         '{"StartStep": 6, "NumSteps": 3, }',

@@ -1,4 +1,4 @@
-"""FailureReason: a prefix for every fault, never longer than the shape allows, the exit code never cut off."""
+"""FailureReason: a prefix for every fault, at most as long as the API allows, with the whole exit code."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_reasons_read_as_those_of_the_real_service(fault, message, exit_code, re
 
 
 @pytest.mark.parametrize("length", [0, 990, 1024, 5000])
-def test_a_long_message_gives_way_and_the_exit_code_stays(length):
+def test_a_long_message_is_cut_and_the_exit_code_is_kept(length):
     reason = failure_reason(Fault.ALGORITHM, "x" * length, exit_code=255)
     assert len(reason) <= MAX_FAILURE_REASON
     assert reason.endswith(", exit code: 255")

@@ -1,4 +1,4 @@
-"""Pictures are recognised by the content of their files, not by their claims or by other content."""
+"""Pictures are recognised by the content of their files, not by declared types."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def jpeg(width=3, height=2, frame=0xC0, before=b""):
 
 
 JFIF = b"\xff\xe0\0\x10JFIF\0\x01\x01\0\0\x01\0\x01\0\0"
-HUFFMAN_TABLE = b"\xff\xc4\0\x05abc"  # whose number lies among those of frames
+HUFFMAN_TABLE = b"\xff\xc4\0\x05abc"  # its marker lies in the range of frame markers
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_type_and_size_are_read(data, media_type):
         b"RIFF\0\0\0\0WEBPVP8 ",
     ],
 )
-def test_anything_else_is_no_picture(data):
+def test_other_files_are_no_pictures(data):
     assert picture_facts(data) is None
 
 
 @pytest.mark.parametrize("make", [png, gif, jpeg])
-def test_what_would_cost_a_browser_its_memory_is_none(make):
+def test_an_image_too_large_for_a_browser_is_no_picture(make):
     assert picture_facts(make(0, 2)) is None
     assert picture_facts(make(2, 0)) is None
     assert picture_facts(make(MAX_IMAGE_SIDE, MAX_IMAGE_PIXELS // MAX_IMAGE_SIDE)) is not None
@@ -75,13 +75,13 @@ def test_what_would_cost_a_browser_its_memory_is_none(make):
     assert picture_facts(make(MAX_IMAGE_SIDE, MAX_IMAGE_PIXELS // MAX_IMAGE_SIDE + 1)) is None
 
 
-def test_a_file_that_is_too_long_is_none():
+def test_a_file_that_is_too_long_is_no_picture():
     assert picture_facts(png().ljust(MAX_IMAGE_BYTES, b"x")) is not None
     assert picture_facts(png().ljust(MAX_IMAGE_BYTES + 1, b"x")) is None
 
 
 @given(st.sampled_from([png(), gif(), jpeg(before=JFIF + HUFFMAN_TABLE)]), st.binary(max_size=60), st.integers(0, 60))
-def test_whatever_stands_in_a_file_reading_it_ends_and_stays_within_bounds(picture, noise, place):
+def test_reading_any_file_ends_and_its_results_are_bounded(picture, noise, place):
     facts = picture_facts(picture[:place] + noise)
     assert facts is None or facts.width * facts.height <= MAX_IMAGE_PIXELS
 

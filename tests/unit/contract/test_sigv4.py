@@ -1,4 +1,4 @@
-"""SigV4 against botocore's own signers."""
+"""SigV4 signatures compared with those of botocore's own signers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GOOD = (
     f"SignedHeaders=host;x-amz-date, Signature={'ab' * 32}"
 )
 
-# Paths and queries as clients write them: percent-encoded, with everything that encoding and sorting can trip over.
+# Paths and queries as clients write them: percent-encoded, with difficult cases of encoding and sorting.
 SEGMENTS = st.text(max_size=8).map(lambda text: quote(text, safe="~")) | st.sampled_from(["", ".", "..", "a%2Fb", "~"])
 PATHS = st.lists(SEGMENTS, max_size=5).map(lambda parts: "/" + "/".join(parts))
 WORDS = st.text(max_size=6).map(lambda text: quote(text, safe="-_.~"))
@@ -51,7 +51,7 @@ def signed_by_botocore(signer, method: str, path: str, query: str, headers: dict
 
 
 def signature_of(request: AWSRequest, path: str, query: str, *, payload_hash: str) -> tuple[str, str]:
-    """The signature that botocore made, and the one that we compute for the same request."""
+    """Return the signature that botocore made, and the signature that we compute for the same request."""
     authorization = sigv4.parse_authorization(request.headers["Authorization"])
     signing = sigv4.SigningRequest(request.method, path, query, list(request.headers.items()))
     canonical = sigv4.canonical_request(
@@ -129,7 +129,7 @@ def test_presigned_urls_are_the_ones_that_botocore_makes(path, query):
     assert theirs is not None
     assert mine.authorization == theirs.authorization
     assert (mine.amz_date, mine.expires_s, mine.payload_hash) == (AMZ_DATE, 600, sigv4.UNSIGNED_PAYLOAD)
-    # What botocore presigned verifies from its query alone.
+    # Our verification accepts botocore's presigned request from its query alone.
     canonical = sigv4.canonical_request(
         sigv4.SigningRequest("GET", path, theirs.unsigned_query, [("Host", HOST)]),
         theirs.authorization.signed_headers,
@@ -254,7 +254,7 @@ def test_a_query_without_signature_is_not_presigned():
 @pytest.mark.parametrize(
     "text", ["", "20260131T235958", "20260131 235958Z", "20261331T235958Z", "2026013\u0661T235958Z", "20260131T246000Z"]
 )
-def test_times_that_are_none_are_refused(text):
+def test_invalid_times_are_refused(text):
     with pytest.raises(ContractError):
         sigv4.parse_date(text)
 
@@ -275,9 +275,9 @@ def test_clients_that_sign_the_canonical_form_of_what_they_send_can_be_verified(
 @pytest.mark.parametrize(
     ("signed", "sent"),
     [
-        (("/a/b", ""), ("/a%2Fb", "")),  # one part of a path is not two
+        (("/a/b", ""), ("/a%2Fb", "")),  # an encoded slash does not split a path segment
         (("/", ""), ("/%2F", "")),
-        (("/", "a=%2B"), ("/", "a=+")),  # a form's plus is a space
+        (("/", "a=%2B"), ("/", "a=+")),  # a plus sign in a form is a space
     ],
 )
 def test_other_spellings_of_a_request_that_mean_something_else_have_another_canonical_form(signed, sent):

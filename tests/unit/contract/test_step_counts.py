@@ -1,4 +1,4 @@
-"""The file with a process's count of steps, and readings of it while it is written."""
+"""The file with a process's count of steps, and reads of it during writes."""
 
 import struct
 
@@ -22,7 +22,7 @@ HEADER = CountsHeader(2, 1000, StepCounts(40, 30, 9, -1))
 
 
 def ring(*numbers: int) -> bytes:
-    """Return the rows of a process that has begun the step of each number at ten times that moment."""
+    """Return the rows of a process whose step N has begun at time 10 * N."""
     data = bytearray(NUM_ROWS * ROW_BYTES)
     for number in numbers:
         row = pack_row(number, 10 * number, (number, number, -1, -1))
@@ -31,7 +31,7 @@ def ring(*numbers: int) -> bytes:
     return bytes(data)
 
 
-def test_a_header_comes_back_and_what_is_none_is_none() -> None:
+def test_a_header_is_read_back_and_other_bytes_are_refused() -> None:
     packed = pack_header(HEADER)
     assert len(packed) == HEADER_BYTES
     assert read_header(packed) == HEADER
@@ -41,9 +41,9 @@ def test_a_header_comes_back_and_what_is_none_is_none() -> None:
     assert read_header(pack_header(CountsHeader(0, 0, StepCounts(3, 4)))) is None, "more steps of a phase than steps"
 
 
-def test_rows_come_in_order_without_torn_and_impossible_ones() -> None:
+def test_rows_are_read_in_order_without_torn_and_impossible_ones() -> None:
     data = bytearray(ring(*range(1, 6)))
-    struct.pack_into("<q", data, offset_of(3) - HEADER_BYTES, 7)  # half of another row
+    struct.pack_into("<q", data, offset_of(3) - HEADER_BYTES, 7)  # half overwritten by another row
     struct.pack_into("<q", data, offset_of(4) - HEADER_BYTES + 16, -9)
     assert [row.number for row in read_rows(bytes(data))] == [1, 2, 5]
     assert [row.number for row in read_rows(bytes(data)[: 2 * ROW_BYTES - 1])] == [1]
@@ -56,11 +56,11 @@ def test_rows_come_in_order_without_torn_and_impossible_ones() -> None:
 @pytest.mark.parametrize(
     ("at_ns", "expected"), [(9, HEADER.before), (10, 1), (29, 2), (30, 3), (1 << 60, 3)], ids=lambda value: str(value)
 )
-def test_what_was_counted_at_a_moment_is_the_last_step_that_had_begun(at_ns: int, expected: StepCounts | int) -> None:
+def test_the_count_at_a_time_is_the_last_step_begun_before_it(at_ns: int, expected: StepCounts | int) -> None:
     counts = StepCounts(expected, expected) if isinstance(expected, int) else expected
     assert counts_at(HEADER, read_rows(ring(1, 2, 3)), at_ns) == counts
 
 
-def test_rows_that_do_not_reach_back_far_enough_give_the_oldest() -> None:
+def test_a_time_before_all_rows_gives_the_oldest_count() -> None:
     assert counts_at(HEADER, read_rows(ring(*range(5, 9))), 20).total == 5
     assert counts_at(HEADER, [], 20) == HEADER.before

@@ -81,7 +81,7 @@ def test_any_other_folder_may_hold_checkpoints(path):
 
 
 @pytest.mark.parametrize("path", ["//etc/x", "/usr/src/app/runs", "/opt/ml/input/data/train", "//opt/ml/input/x"])
-def test_mirrored_folders_contain_no_input_and_no_part_of_the_system(path):
+def test_mirrored_folders_that_are_inputs_or_parts_of_the_system_are_refused(path):
     assert local_folder_problem("Hook", path) is None
     assert local_folder_problem("Hook", path, is_mirrored=True).startswith("Hook ")
 

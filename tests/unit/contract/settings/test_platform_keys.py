@@ -47,7 +47,7 @@ def test_a_switch_in_either_dialect_gets_no_warning(value):
     assert warnings(dict.fromkeys(("sagemaker_mpi_enabled", "sagemaker_amp"), value), has_command=False) == ()
 
 
-def test_of_two_launchers_the_one_that_gives_way_is_told_of():
+def test_the_launcher_that_another_one_overrides_gets_a_warning():
     both = {"sagemaker_torch_distributed_enabled": "true", "sagemaker_mpi_enabled": "true"}
     (sentence,) = warnings(both, has_command=False)
     assert sentence == (
@@ -59,6 +59,6 @@ def test_of_two_launchers_the_one_that_gives_way_is_told_of():
     assert warnings(library, has_command=False) == (), "the SDK sends both, and the library goes with every launcher"
 
 
-def test_no_recorded_request_has_a_key_that_nobody_reads():
+def test_every_key_of_the_recorded_requests_is_known():
     for path in ASSETS.glob("*.CreateTrainingJob.json"):
         assert warnings(json.loads(path.read_text()).get("HyperParameters") or {}, has_command=False) == (), path.name

@@ -1,4 +1,4 @@
-"""The culprit of a standstill is read from a job's dumps: the right one is named, and nobody where all get on."""
+"""The culprit of a standstill is found from a job's dumps: the right rank is named, and none in a job with progress."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ BACKWARD = (
 )
 
 
-def test_nobody_is_suspected_where_all_wait_for_each_other_at_one_place():
+def test_no_rank_is_suspected_if_all_wait_at_the_same_line():
     dumps = waiting()
     assert suspects(dumps) == []
     (group,) = examine(dumps, hosts=("algo-1", "algo-2"), num_ranks=4).groups
@@ -34,8 +34,8 @@ def test_a_stopped_rank_is_named_with_its_remedy():
     assert "kill -CONT 103" in why
 
 
-def test_a_rank_that_computes_on_a_crowded_machine_is_waited_for_and_one_that_only_wakes_there_is_suspected():
-    crowded = process(3, COMPUTING, state="R", cpu=0.07, runnable=0.65)  # 0.58 s of it in the queue for a processor
+def test_on_a_crowded_machine_a_computing_rank_is_only_waited_for():
+    crowded = process(3, COMPUTING, state="R", cpu=0.07, runnable=0.65)  # 0.58 s of it waiting for a processor
     assert suspects(waiting(crowded)) == []
     assert [who for who, _ in suspects(waiting(crowded), weights=(Weight.WAITED_FOR,))] == ["rank 3 on algo-2"]
     waking = process(3, COMPUTING, cpu=0.02, runnable=0.2)
@@ -52,7 +52,7 @@ def test_a_rank_that_waits_for_its_data_is_named_with_its_workers():
     assert "3 ranks wait for it in all_reduce" in why
 
 
-def test_a_rank_that_reads_is_told_from_one_that_computes():
+def test_a_reading_rank_is_distinguished_from_a_computing_one():
     assert "held up by a file or disk" in suspects(waiting(process(3, COMPUTING, state="D")))[0][1]
     assert "held up by a file or disk" in suspects(waiting(process(3, COMPUTING, channel="pipe_read")))[0][1]
     assert "does something else: busy (train.py:28)" in suspects(waiting(process(3, COMPUTING)))[0][1]
@@ -66,7 +66,7 @@ def test_a_rank_that_reads_is_told_from_one_that_computes():
         ({"waits": 50}, "waits for one thing after another at busy (train.py:28)"),
     ],
 )
-def test_a_rank_that_does_something_is_waited_for_but_not_suspected(facts, words):
+def test_a_working_rank_is_waited_for_but_not_suspected(facts, words):
     dumps = waiting(process(3, COMPUTING, **facts))
     assert suspects(dumps) == []
     ((who, why),) = suspects(dumps, weights=list(Weight))
@@ -85,7 +85,7 @@ SAVE = ("save", "torch/distributed/checkpoint/state_dict_saver.py", 170)
 
 
 @pytest.mark.parametrize("outer", [RECORD, FSDP, SAVE])
-def test_calls_of_torch_distributed_that_wait_for_nobody_are_no_waits(outer):
+def test_calls_of_torch_distributed_without_a_wait_are_no_waits(outer):
     assert doing_of(process(0, (*COMPUTING, outer))) is Doing.OTHER
     assert doing_of(process(0, (*LOADING, outer))) is Doing.WAITS_FOR_DATA
     assert operation_of(process(0, (*ALL_REDUCE, outer))) == "all_reduce"
@@ -104,7 +104,7 @@ def test_ranks_that_wait_for_their_gpus_count_as_waiting():
     assert "3 ranks wait for it in a synchronisation with the GPU" in why
 
 
-def test_stages_of_a_pipeline_send_and_receive_as_they_stand_in_it():
+def test_stages_of_a_pipeline_send_and_receive_by_their_position():
     send = (("send", "torch/distributed/distributed_c10d.py", 2500), *BARRIER[1:])
     recv = (("recv", "torch/distributed/distributed_c10d.py", 2600), *BARRIER[1:])
     ranks = [process(0, send), process(1, recv), process(2, recv), process(3, recv)]
@@ -117,17 +117,17 @@ def test_one_operation_at_two_lines_is_no_other_operation():
     assert suspects(waiting(process(3, elsewhere))) == []
 
 
-def test_a_rank_under_a_debugger_is_told_from_a_stopped_one():
+def test_a_rank_under_a_debugger_is_distinguished_from_a_stopped_one():
     assert "held by a debugger" in suspects(waiting(process(3, COMPUTING, state="t")))[0][1]
 
 
-def test_a_host_that_may_still_answer_is_no_suspect():
+def test_a_host_whose_dump_may_still_arrive_is_no_suspect():
     alone = {"algo-1": host("algo-1", process(0, ALL_REDUCE))}
     found = examine(alone, hosts=("algo-1", "algo-2"), num_ranks=2, is_final=False)
     assert found.suspicions == ()
 
 
-def test_nobody_is_suspected_while_those_who_wait_get_on():
+def test_no_rank_is_suspected_while_waiting_ranks_make_progress():
     ranks = [process(rank, ALL_REDUCE, waits=50) for rank in range(3)]
     assert suspects(gang(*ranks, process(3, COMPUTING))) == []
 
@@ -182,7 +182,7 @@ def test_ranks_and_hosts_that_are_missing_are_named():
     assert ("algo-2", "no program runs on this host") in suspects(broken, num_ranks=0, weights=[Weight.NOTE])
 
 
-def test_a_rank_that_cannot_be_looked_at_is_said_to_be_one():
+def test_a_rank_that_cannot_be_inspected_is_reported_as_such():
     ((who, why),) = suspects(waiting(process(3, ())))
     assert who == "rank 3 on algo-2"
     assert "could not be looked at (py-spy: Permission denied)" in why
@@ -195,6 +195,6 @@ def test_programs_without_ranks_are_grouped_by_their_python_processes():
     assert found.suspicions == ()
 
 
-def test_the_place_is_the_users_own_and_not_the_librarys():
+def test_the_location_is_in_the_users_code_and_not_in_a_library():
     assert place_of(process(0, LOADING)) == "step (train.py:16)"
     assert place_of(process(0, ())) == "an unknown place"

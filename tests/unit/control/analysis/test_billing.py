@@ -1,4 +1,4 @@
-"""Training seconds, billable seconds, savings and the price at on-demand rates."""
+"""Training seconds, billable seconds, savings, and the cost at on-demand rates."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -41,7 +41,7 @@ def finish(made):
 
 
 def reclaimed(made):
-    """Reclaim, stop and release: three seconds."""
+    """Reclaim, stop and release the attempt, in three seconds."""
     made.send(events.Reclaimed(reason="gone", grace_s=1)).all(HostPhase.EXITED, exits=(exit_of(1, killed=True),))
     return made.send(events.Released())
 
@@ -53,16 +53,16 @@ def test_time_counts_from_downloading_to_the_end_of_uploading():
     assert made.job.training_started_at == at(102)
 
 
-def test_a_job_that_never_got_so_far_has_no_time_and_no_bill():
+def test_a_job_that_never_downloaded_has_no_training_time_and_no_bill():
     made = script().send(events.StopWanted(cause=EndCause.STOP_REQUESTED, grace_s=1))
     assert made.job.is_terminal
     assert training_time(made.job, now=at(50)) is None
     assert bill(made.job, PRICE, now=at(50)) is None
 
 
-def test_the_time_between_two_attempts_is_not_training_time_and_the_way_out_of_the_first_is():
+def test_the_wait_between_attempts_is_no_training_time_but_the_stop_is():
     made = script(request=SPOT).run()
-    began = made.seconds - 2  # the report of preparing
+    began = made.seconds - 2  # two seconds ago: the report of preparing
     reclaimed(wait(made, 20))
     first = made.seconds - began
     wait(made, 500).run()
@@ -86,7 +86,7 @@ def test_a_job_stopped_while_it_waits_for_capacity_is_billed_for_what_it_had():
     assert training_time(made.job, now=at(9999)) == trained == timedelta(seconds=2 + 7 + 3)
 
 
-def test_a_job_that_runs_is_billed_up_to_now():
+def test_a_running_job_is_billed_up_to_now():
     made = wait(script().run(), 10)
     assert bill(made.job, PRICE, now=at(made.seconds)).training_s == 12
 
@@ -98,17 +98,17 @@ def test_an_attempt_that_never_downloaded_adds_nothing():
     assert training_time(finish(made.run()).job, now=at(99)) == timedelta(seconds=4)
 
 
-def test_an_attempt_that_took_no_time_by_a_clock_that_was_set_back_does_not_make_the_wait_behind_it_training_time():
+def test_after_a_clock_set_back_the_wait_between_attempts_is_no_training_time():
     made = wait(script(request=SPOT), 10).ask().report("algo-1", HostPhase.PREPARING)
     began_at = made.seconds
-    made.seconds = 0  # every event is lifted to the last transition now
+    made.seconds = 0  # every event now gets the time of the last transition
     reclaimed(made)
     assert made.job.past_attempts[0].ended_at == at(began_at)
     made.seconds = began_at + 500
     assert training_time(finish(made.run()).job, now=at(9999)) == timedelta(seconds=4)
 
 
-def test_capacity_on_demand_is_billed_as_it_stands_and_saves_nothing():
+def test_on_demand_capacity_is_billed_in_full_and_saves_nothing():
     billed = bill(finish(script().run()).job, PRICE, now=at(99))
     assert billed.billable_s == billed.training_s == 4
     assert billed.savings_percent == 0

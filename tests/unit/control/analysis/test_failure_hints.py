@@ -1,4 +1,4 @@
-"""People's view of a failure: its last frames, its kind in words, advice for the commonest."""
+"""A failure as shown to users: its last frames, a description of its kind, advice for common failures."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_of_a_deep_traceback_the_innermost_frames_are_shown():
     assert shown[-2:] == ["ValueError: two", "  lines of it"]
 
 
-def test_what_a_launcher_puts_before_each_line_is_left_out():
+def test_the_launchers_prefix_of_each_line_is_left_out():
     assert last_traceback(["[rank0]: " + line for line in TRACEBACK] + ["W0101 torchrun: ended"]) == TRACEBACK
 
 
@@ -52,13 +52,13 @@ def test_lines_without_a_whole_traceback_have_none(lines):
         ("ValueError: it is just wrong", ""),
     ],
 )
-def test_a_hint_is_given_for_what_is_certain(words, part):
+def test_a_hint_is_given_only_for_certain_causes(words, part):
     told = hint(words, channels=["train"])
     assert part in told
     assert bool(told) == bool(part)
 
 
-def test_every_verdict_has_words_that_name_no_user():
+def test_every_verdict_has_a_description_that_names_no_user():
     assert set(CATEGORIES) == set(Verdict)
     assert category("user") == "your program"
     assert category("") == "unknown"

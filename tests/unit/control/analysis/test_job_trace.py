@@ -1,4 +1,4 @@
-"""Traces of jobs: spans that lie within each other, identifiers that last, and the JSON of OTLP."""
+"""Traces of jobs: nested spans, stable identifiers, and the JSON of OTLP."""
 
 import itertools
 import re
@@ -32,14 +32,14 @@ def told(span):
 
 
 async def finished(plane, *, exit_code=0, num_hosts=2):
-    """Return a job that has run to its end, seconds apart."""
+    """Return a job that has completed, with its events seconds apart."""
     await plane.create(num_hosts=num_hosts)
     plane.clock.advance(7)
     await plane.run_to_end(exit_code=exit_code, num_hosts=num_hosts)
     return await plane.job()
 
 
-async def test_a_trace_is_the_job_its_attempt_and_what_each_host_did(plane):
+async def test_a_trace_has_spans_for_the_job_its_attempt_and_each_host(plane):
     job = await finished(plane)
     root, attempt, *parts = spans_of(job)
     assert (root["name"], "parentSpanId" in root) == ("training job job", False)
@@ -57,7 +57,7 @@ async def test_a_trace_is_the_job_its_attempt_and_what_each_host_did(plane):
     assert root["status"] == {"code": job_trace.OK}
 
 
-async def test_stretches_of_a_host_leave_no_gap(plane):
+async def test_spans_of_a_host_leave_no_gap(plane):
     spans = spans_of(await finished(plane, num_hosts=1))
     parts = [span for span in spans if "clary.part" in told(span)]
     assert begin(parts[0]) == begin(spans[0])
@@ -65,7 +65,7 @@ async def test_stretches_of_a_host_leave_no_gap(plane):
     assert all(end(first) == begin(second) for first, second in itertools.pairwise(parts))
 
 
-async def test_a_failed_job_is_an_error_that_says_its_reason(plane):
+async def test_a_failed_job_is_an_error_span_with_its_reason(plane):
     root, *_ = spans_of(await finished(plane, exit_code=3, num_hosts=1))
     assert root["status"]["code"] == job_trace.ERROR
     assert "exit code: 3" in root["status"]["message"].lower()
@@ -81,7 +81,7 @@ async def test_the_same_job_has_the_same_identifiers_and_another_has_others(plan
     assert spans_of(job)[0]["traceId"] != spans_of(other)[0]["traceId"]
 
 
-async def test_an_attempt_that_ended_early_is_an_error_and_the_next_one_follows(plane):
+async def test_an_attempt_that_ended_early_is_an_error_span_before_the_next_attempt(plane):
     job = await finished(plane, num_hosts=1)
     third = len(job.transitions) // 3
     early_end = job.transitions[third].started_at + timedelta(seconds=1)
@@ -98,7 +98,7 @@ async def test_an_attempt_that_ended_early_is_an_error_and_the_next_one_follows(
     assert second["status"]["code"] == job_trace.OK
 
 
-async def test_a_trace_is_bounded_and_says_what_it_left_out(plane, monkeypatch):
+async def test_a_trace_is_bounded_and_counts_omitted_spans(plane, monkeypatch):
     job = await finished(plane)
     num_all = len(spans_of(job))
     monkeypatch.setattr(job_trace, "MAX_SPANS", 4)

@@ -1,4 +1,4 @@
-"""Ranks' records of their collectives make an autopsy more exact; missing records make it no less right."""
+"""Ranks' records of their collectives make an autopsy more exact; an autopsy without records stays right."""
 
 from dataclasses import replace
 
@@ -10,7 +10,8 @@ from clary.contract.stack_dumps import LeftCalls
 from clary.control.analysis.autopsy import Weight, examine
 from clary.control.analysis.rank_doings import Doing, doing_of, operation_of
 
-USER_WAIT = (("step", "train.py", 35), ("<module>", "train.py", 38))  # waits for a work, called by the script itself
+# waits for a work object, called by the script itself
+USER_WAIT = (("step", "train.py", 35), ("<module>", "train.py", 38))
 
 
 def recorded(made, *groups):
@@ -18,7 +19,7 @@ def recorded(made, *groups):
 
 
 def in_step(number, *others):
-    """Ranks that wait in all_reduce, with their records, then others."""
+    """Return ranks that wait in all_reduce, with their records, followed by `others`."""
     ranks = [
         recorded(process(rank, ALL_REDUCE), group(call(number - 1), waits(number))) for rank in range(4 - len(others))
     ]
@@ -37,14 +38,14 @@ def test_a_stopped_rank_is_named_with_its_last_collective():
     assert "would let it go on; it has not entered all_reduce #41 of group 0" in why
 
 
-def test_another_amount_under_one_number_is_found_where_all_stand_at_one_place():
+def test_a_different_count_under_one_number_is_found_though_all_wait_at_one_line():
     odd = recorded(process(3, ALL_REDUCE), group(call(40), waits(41, count=8)))
     ((who, why),) = suspects(in_step(41, odd))
     assert who == "rank 3 on algo-2"
     assert "rank 3 entered all_reduce #41 with 8 float32 while ranks 0-2 entered all_reduce #41 with 4" in why
 
 
-def test_another_operation_is_one_suspicion_with_its_place_and_its_number():
+def test_a_different_operation_is_one_suspicion_with_line_and_number():
     odd = recorded(process(3, BARRIER), group(call(40), waits(41, "barrier")))
     ((who, why),) = suspects(in_step(41, odd))
     assert who == "rank 3 on algo-2"
@@ -52,7 +53,7 @@ def test_another_operation_is_one_suspicion_with_its_place_and_its_number():
     assert "rank 3 entered barrier #41 while ranks 0-2 entered all_reduce #41" in why
 
 
-def test_two_camps_are_one_suspicion_with_places_and_numbers():
+def test_two_camps_are_one_suspicion_with_lines_and_numbers():
     others = [recorded(process(rank, BARRIER), group(call(5), waits(6, "barrier"))) for rank in (2, 3)]
     ((who, why),) = suspects(in_step(6, *others))
     assert who == "the order of collectives"
@@ -61,7 +62,7 @@ def test_two_camps_are_one_suspicion_with_places_and_numbers():
     assert why.endswith("in group 0 ranks 2, 3 entered barrier #6 while ranks 0, 1 entered all_reduce #6")
 
 
-def test_groups_taken_in_different_orders_are_found_where_all_stand_at_one_place():
+def test_groups_used_in_different_orders_are_found_though_all_wait_at_one_line():
     def rank_of(number, here, there):
         groups = [group(one, name=name, ranks=(0, 1)) for one, name in ((here, "a"), (there, "b"))]
         return recorded(process(number, ALL_REDUCE), *groups)
@@ -82,7 +83,7 @@ def test_a_rank_without_a_process_is_named_with_its_last_collective():
     assert why.endswith("its last collective was all_reduce #40 of group 0, finished")
 
 
-def test_a_wait_that_no_stack_shows_is_one_if_it_is_recorded_and_lasts():
+def test_a_recorded_lasting_wait_counts_though_no_stack_shows_it():
     lasting = recorded(process(0, USER_WAIT), group(waits(7, age_s=2.0)))
     assert (doing_of(lasting), operation_of(lasting)) == (Doing.WAITS_FOR_RANKS, "all_reduce")
     passing = recorded(process(0, USER_WAIT), group(waits(7, age_s=0.1)))
@@ -93,14 +94,14 @@ def test_a_wait_that_no_stack_shows_is_one_if_it_is_recorded_and_lasts():
 
 
 @pytest.mark.parametrize("odd", [LOADING, COMPUTING, BARRIER, ALL_REDUCE])
-def test_without_records_everything_is_said_as_before(odd):
+def test_without_records_the_report_is_unchanged(odd):
     dumps = waiting(process(3, odd))
     found = examine(dumps, hosts=("algo-1", "algo-2"), num_ranks=4)
     assert found.collectives == ()
     assert not any("#" in suspicion.why for suspicion in found.suspicions)
 
 
-def test_a_job_that_gets_on_is_not_accused_by_its_records():
+def test_records_of_a_job_with_progress_raise_no_suspicion():
     ranks = [
         recorded(process(rank, ALL_REDUCE, waits=50), group(call(40), waits(41, count=4 + rank))) for rank in range(4)
     ]

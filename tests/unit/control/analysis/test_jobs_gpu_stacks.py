@@ -1,7 +1,7 @@
-"""Ranks that stand in calls of CUDA, and backward passes that a thread of torch computes.
+"""Ranks whose stacks end in calls of CUDA, and backward passes that a thread of torch computes.
 
-Stacks are of the form that others have published of hanging trainings (pytorch/pytorch, issues 95944 and 20355); none
-was taken on a GPU here.
+The stacks have the form of published stacks of hanging trainings (pytorch/pytorch, issues 95944 and 20355); none was
+recorded on a GPU here.
 """
 
 import pytest
@@ -22,7 +22,7 @@ FULL_QUEUE = (
     *SCRIPT,
 )
 WAITED = (
-    ("cudaStreamSynchronize", "libtorch_cuda.so", 0),  # where the library is a part of torch's own
+    ("cudaStreamSynchronize", "libtorch_cuda.so", 0),  # if the CUDA library is linked into torch's own
     *SCRIPT,
 )
 BACKWARD = (
@@ -73,20 +73,20 @@ def test_a_rank_in_a_call_that_its_gpu_must_answer_waits_for_its_gpu(calls):
     assert operation_of(process) == ""
 
 
-def test_a_rank_held_by_the_driver_in_the_kernel_is_not_said_to_wait_for_a_disk():
+def test_a_rank_held_by_the_driver_in_the_kernel_does_not_count_as_disk_wait():
     process = rank(SCRIPT, state="D", channel="uvm_gpu_retain_by_uuid")
     assert doing_of(process) is Doing.WAITS_FOR_GPU
     assert doing_of(rank(SCRIPT, state="D", channel="folio_wait_bit_common")) is Doing.READS
 
 
-def test_a_backward_pass_on_a_gpu_stands_where_torchs_thread_stands():
+def test_a_backward_pass_on_a_gpu_has_the_location_of_torchs_thread():
     full = rank(BACKWARD, (*RESTS, *ENGINE), (*FULL_QUEUE[:2], *ENGINE))
     assert doing_of(full) is Doing.WAITS_FOR_GPU
     reducing = rank(BACKWARD, (("c10d::Reducer::finalize_backward", "libtorch_cpu.so", 0), *ENGINE))
     assert doing_of(reducing) is Doing.WAITS_FOR_RANKS
 
 
-def test_what_a_backward_pass_computes_again_is_no_wait_for_other_ranks():
+def test_recomputation_in_a_backward_pass_is_no_wait_for_other_ranks():
     process = rank(BACKWARD[2:], LOADING, AGAIN)
     assert doing_of(process) is Doing.OTHER
     assert [frame.function for frame in standing_calls(process)][:2] == ["read_table", "unpack_hook"]
@@ -95,21 +95,21 @@ def test_what_a_backward_pass_computes_again_is_no_wait_for_other_ranks():
     assert doing_of(with_native) is Doing.OTHER
 
 
-def test_threads_that_rest_or_are_the_programs_own_say_nothing_of_a_backward_pass():
+def test_idle_threads_and_the_programs_own_threads_do_not_show_a_backward_pass():
     process = rank(BACKWARD[2:], LOADING, (*RESTS, *ENGINE))
     assert standing_calls(process) == stack(BACKWARD[2:]).frames
     assert doing_of(process) is Doing.WAITS_FOR_RANKS, "as it was without them"
     assert operation_of(process) == "backward"
 
 
-def test_other_threads_are_not_looked_at_outside_of_backward_passes():
+def test_other_threads_are_ignored_outside_of_backward_passes():
     process = rank(SCRIPT, (*FULL_QUEUE[:2], *ENGINE), state="R")
     assert standing_calls(process) == stack(SCRIPT).frames
     assert doing_of(process) is Doing.OTHER
 
 
-def test_threads_of_the_program_are_known_by_qualified_names_as_well():
-    """py-spy calls it Thread._bootstrap where code knows its qualified name: from Python 3.11 on."""
+def test_threads_of_the_program_are_recognised_by_qualified_names():
+    """From Python 3.11 on, code knows its qualified name, and py-spy prints Thread._bootstrap."""
     writer = (("Writer._run", "writing.py", 114), ("Thread.run", "threading.py", 982))
     process = rank(BACKWARD[2:], (*writer, ("Thread._bootstrap", "threading.py", 1002)))
     assert standing_calls(process) == stack(BACKWARD[2:]).frames

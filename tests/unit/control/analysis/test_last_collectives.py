@@ -1,4 +1,4 @@
-"""Ranks that are behind or called another operation are found by records; a rank without records is not blamed."""
+"""Ranks that are behind or called another operation are found by records; ranks without records are not blamed."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ def in_step(number, ranks=range(4)):
     return [process(rank, group(call(number - 1), waits(number))) for rank in ranks]
 
 
-def test_ranks_in_step_are_shown_and_nothing_is_said_of_them():
+def test_ranks_in_step_are_listed_without_a_remark():
     counted = count(*in_step(41))
     assert (counted.disagreements, counted.crossing, counted.about, counted.cleared) == ((), "", {}, frozenset())
     (table,) = counted.groups
@@ -28,7 +28,7 @@ def test_ranks_in_step_are_shown_and_nothing_is_said_of_them():
     ]
 
 
-def test_who_has_not_entered_is_told_with_its_last_operation():
+def test_a_rank_that_has_not_entered_is_described_with_its_last_operation():
     counted = count(*in_step(41, range(3)), process(3, group(call(39), call(40))))
     assert counted.about == {
         3: "it has not entered all_reduce #41 of group 0, its last there was all_reduce #40, 12 s ago"
@@ -36,7 +36,7 @@ def test_who_has_not_entered_is_told_with_its_last_operation():
     assert [member.is_behind for member in counted.groups[0].members] == [False, False, False, True]
 
 
-def test_who_has_entered_already_is_told_so():
+def test_a_rank_that_has_already_entered_is_described_as_such():
     entered = process(3, group(call(40), call(41, state="under way")))
     assert count(*in_step(41, range(3)), entered).about == {3: "it has entered all_reduce #41 of group 0 like them"}
 
@@ -48,7 +48,7 @@ def test_another_operation_under_the_same_number_is_named():
     assert found.words == "in group 0 rank 2 entered all_gather #41 while ranks 0, 1, 3 entered all_reduce #41"
 
 
-def test_two_camps_of_one_size_have_no_odd_one():
+def test_two_camps_of_equal_size_have_no_odd_rank():
     (found,) = count(*in_step(6, (0, 1)), *(process(rank, group(waits(6, "barrier"))) for rank in (2, 3))).disagreements
     assert found.odd == ()
     assert found.words == "in group 0 ranks 2, 3 entered barrier #6 while ranks 0, 1 entered all_reduce #6"
@@ -64,7 +64,7 @@ def test_two_camps_of_one_size_have_no_odd_one():
         ({"dtype": "int64"}, "rank 1 entered all_reduce #41 with 4 int64 while"),
     ],
 )
-def test_another_amount_or_type_is_named(facts, words):
+def test_another_count_or_type_is_named(facts, words):
     (found,) = count(*in_step(41, (0, 2, 3)), process(1, group(waits(41, **facts)))).disagreements
     assert found.odd == (1,)
     assert words in found.words
@@ -80,17 +80,17 @@ def test_another_amount_or_type_is_named(facts, words):
         (waits(5, "barrier", dtype="", count=0), waits(5, "barrier", dtype="uint8", count=1)),
     ],
 )
-def test_what_may_meet_is_no_disagreement(one, other):
+def test_calls_that_match_each_other_are_no_disagreement(one, other):
     assert count(process(0, group(one)), process(1, group(other)), num_ranks=2).disagreements == ()
 
 
-def test_ranks_without_a_record_are_not_said_to_be_behind():
+def test_ranks_without_a_record_are_not_called_behind():
     counted = count(*in_step(41, range(3)), process(3))
     assert counted.about == {}
     assert [member.rank for member in counted.groups[0].members] == [0, 1, 2]
 
 
-def test_a_rank_that_never_came_to_a_group_is_behind_in_it_if_it_records_others():
+def test_a_rank_without_calls_in_a_group_is_behind_if_it_records_other_groups():
     late = process(3, group(call(9), name="other"))
     counted = count(*in_step(1, range(3)), late)
     assert counted.about[3] == "it has not entered all_reduce #1 of group 0, nor any before it"
@@ -98,7 +98,7 @@ def test_a_rank_that_never_came_to_a_group_is_behind_in_it_if_it_records_others(
     assert count(*in_step(1, range(3)), full).about == {}, "its record had no room for the group"
 
 
-def test_a_group_that_tells_no_ranks_has_those_that_record_it_and_all_where_it_is_as_large_as_the_job():
+def test_a_group_without_a_list_of_ranks_has_all_ranks_if_it_is_that_large():
     def smddp(*calls):
         return group(*calls, kind="smddp", ranks=(), size=4)
 
@@ -117,7 +117,7 @@ def test_sends_and_receives_are_shown_and_not_compared():
     assert [member.is_behind for member in counted.groups[0].members] == [False, False]
 
 
-def test_numbers_that_do_not_fit_together_accuse_nobody():
+def test_inconsistent_numbers_blame_no_rank():
     shifted = process(3, group(call(3, "broadcast"), call(4), call(5, "barrier"), waits(6, "broadcast")))
     others = [process(rank, group(call(3), call(4), call(5), waits(7))) for rank in range(3)]
     counted = count(*others, shifted)
@@ -147,14 +147,14 @@ def test_a_ring_of_three_is_found_and_a_chain_is_none():
     assert count(*chain, num_ranks=3).crossing == ""
 
 
-def test_who_waits_behind_somebody_else_is_cleared():
+def test_a_rank_that_waits_for_a_waiting_rank_is_cleared():
     def tensor(rank, *calls):
         return group(*calls, name="tp", ranks=(rank // 2 * 2, rank // 2 * 2 + 1))
 
     def data(rank, *calls):
         return group(*calls, name="dp", ranks=(rank % 2, rank % 2 + 2))
 
-    # Rank 3 reads its data; rank 2 waits for it in their tensor group, rank 0 for rank 2 and rank 1 for rank 3.
+    # Rank 3 reads data; rank 2 waits for it in their tensor group; rank 0 waits for rank 2, and rank 1 for rank 3.
     ranks = [
         process(0, tensor(0, call(5)), data(0, waits(3))),
         process(1, tensor(1, call(5)), data(1, waits(3))),
@@ -166,7 +166,7 @@ def test_who_waits_behind_somebody_else_is_cleared():
     assert counted.about[3].startswith("it has not entered")
 
 
-def test_the_last_calls_of_a_rank_whose_process_has_ended_are_told():
+def test_the_last_calls_of_a_rank_whose_process_has_ended_are_listed():
     left = LeftCalls(rank=3, groups=(group(call(40)),))
     counted = count(*in_step(41, range(3)), left=[left])
     assert counted.about == {3: "its last collective was all_reduce #40 of group 0, finished"}
@@ -188,7 +188,7 @@ OPERATIONS = st.sampled_from(["all_reduce", "all_gather", "barrier", "broadcast"
 
 
 @given(st.lists(OPERATIONS, min_size=9, max_size=9), st.lists(st.integers(0, 3), min_size=2, max_size=6), st.data())
-def test_of_ranks_that_run_one_program_none_disagrees_and_those_with_fewest_are_behind(program, skips, data):
+def test_ranks_of_one_program_never_disagree_and_those_with_fewest_calls_are_behind(program, skips, data):
     ranks = []
     for rank, skip in enumerate(skips):
         entered = len(program) - skip
@@ -218,13 +218,13 @@ def test_one_rank_with_another_last_operation_is_the_odd_one(program, num_ranks,
     assert f"rank {odd} entered {other} #5 while" in found.words
 
 
-def test_what_ended_well_on_all_ranks_is_held_against_nobody():
+def test_operations_that_succeeded_on_all_ranks_blame_no_rank():
     ranks = [process(rank, group(call(41, count=4 + (rank == 3)))) for rank in range(4)]
     assert count(*ranks).disagreements == ()
     ranks = [process(rank, group(call(41, count=4 + (rank == 3)), kind="nccl")) for rank in range(4)]
     assert [found.odd for found in count(*ranks).disagreements] == [(3,)], "there it may only be in line"
 
 
-def test_a_rank_whose_elements_nobody_could_count_differs_from_nobody():
+def test_a_rank_with_an_unknown_element_count_differs_from_none():
     ranks = [process(rank, group(waits(41))) for rank in range(3)]
     assert count(*ranks, process(3, group(waits(41, count=0, dtype="")))).disagreements == ()

@@ -1,4 +1,4 @@
-"""The ledger of time: every second of every host is in one part, no second twice, and no second is lost."""
+"""The ledger of time: every second of every host is in exactly one part."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -21,7 +21,7 @@ SPOT = {"EnableManagedSpotTraining": True}
 
 
 class Story(Script):
-    """A script in which time passes only where the story says so."""
+    """A script in which time passes only in explicit steps."""
 
     def __init__(self, hosts=("algo-1",), **changes):
         super().__init__(hosts, **changes)
@@ -36,7 +36,7 @@ class Story(Script):
         return self
 
     def run(self, *, after=0, timings=None):
-        """Take every host to RUNNING, the whole preparation taking `after` seconds."""
+        """Bring every host to RUNNING; the whole preparation takes `after` seconds."""
         self.ask().all(HostPhase.PREPARING).wait(after)
         of_host = timings or {}
         for host in self.hosts:
@@ -46,12 +46,12 @@ class Story(Script):
         return self
 
     def exit(self, host="algo-1", code=0, *, killed=False, **facts):
-        """Have a host's program end now."""
+        """Let a host's program end now."""
         exits = (exit_of(code, seconds=self.seconds, killed=killed),)
         return self.report(host, HostPhase.EXITED, exits=exits, **{**self.kept(host), **facts})
 
     def done(self, host="algo-1", **facts):
-        """Have a host be done with its upload now."""
+        """Let a host finish its upload now."""
         exits = self.job.hosts[host].facts.exits
         return self.report(host, HostPhase.DONE, exits=exits, **{**self.kept(host), **facts})
 
@@ -62,17 +62,17 @@ class Story(Script):
         return {"timings_s": dict(last.timings_s), **meeting}
 
     def look_for_each_other(self, *hosts):
-        """Have the agents of hosts that run say that their programs' connections are watched."""
+        """Let the agents of running hosts report that they watch the connections of their programs."""
         for host in hosts or self.hosts:
             self.report(host, HostPhase.RUNNING, awaits_rendezvous=True)
         return self
 
     def come(self, host="algo-1"):
-        """Have a host's program connect now."""
+        """Let a host's program connect now."""
         return self.report(host, HostPhase.RUNNING, rendezvous_at=at(self.seconds))
 
     def end_early(self, *, stopping=0, committed=None):
-        """Reclaim the capacity, have every program end after `stopping` seconds, and put the attempt away."""
+        """Reclaim the capacity, let every program end after `stopping` seconds, and release the attempt."""
         self.send(events.Reclaimed(reason="gone", grace_s=120)).wait(stopping)
         for host in self.hosts:
             facts = None if committed is None else CheckpointFacts(set_number=1, committed_at=at(committed))
@@ -80,7 +80,7 @@ class Story(Script):
         return self.send(events.Released())
 
     def parts(self, host="algo-1"):
-        """Return a host's stretches as pairs of part and seconds."""
+        """Return a host's entries as pairs of part and seconds."""
         now = at(self.seconds)
         return [(item.part.value, item.length.total_seconds()) for item in cut_time(self.job, now=now)[host]]
 
@@ -98,9 +98,9 @@ def test_a_job_that_goes_well_has_its_time_in_the_order_of_its_life():
     assert story.parts() == [
         ("queued", 13),
         ("starting", 2),
-        ("downloading", 5),  # tree and the slower of code and channel
-        ("restoring", 3),  # what checkpoints took beyond that
-        ("installing", 1),  # what the environment took beyond both
+        ("downloading", 5),  # tree, then the slower of code and channel
+        ("restoring", 3),  # time of checkpoints beyond code and channel
+        ("installing", 1),  # time of the environment beyond both
         ("starting", 1),  # the order to run, and the start of the program
         ("productive", 100),
         ("uploading", 5),
@@ -121,7 +121,7 @@ def test_a_job_that_waits_is_queued_with_as_many_hosts_as_it_asks_for():
     assert book.goodput == 0
 
 
-def test_a_job_of_no_time_at_all_has_no_goodput_and_divides_by_nothing():
+def test_a_job_of_zero_duration_has_no_goodput():
     book = Story().ledger()
     assert (book.wall_s, book.goodput, book.seconds) == (0, 0, {})
 
@@ -168,7 +168,7 @@ def test_an_attempt_that_was_reclaimed_loses_what_came_after_its_last_set_of_che
     assert book.goodput == pytest.approx(43 / 117)
 
 
-def test_an_attempt_whose_last_words_were_stored_on_the_way_out_loses_nothing():
+def test_an_attempt_that_stores_checkpoints_while_it_stops_loses_nothing():
     story = Story().run().wait(30).send(events.Reclaimed(reason="gone", grace_s=120)).wait(2)
     facts = CheckpointFacts(set_number=3, committed_at=at(35))
     story.exit(code=143, killed=True, checkpoints=facts).wait(5).send(events.Released())
@@ -189,7 +189,7 @@ def test_of_several_hosts_the_set_that_was_stored_last_counts_for_all():
         assert story.parts(host) == [("productive", 20), ("lost_to_restart", 10)]
 
 
-def test_an_attempt_that_is_being_interrupted_is_counted_as_lost_before_it_is_put_away():
+def test_an_interrupted_attempt_counts_as_lost_before_its_release():
     story = Story().run().wait(30).send(events.Reclaimed(reason="gone", grace_s=120)).wait(3)
     assert story.parts() == [("lost_to_restart", 30), ("stopping", 3)]
 
@@ -242,7 +242,7 @@ def test_a_job_that_is_stopped_is_stopping_until_every_host_has_ended():
 
 
 @pytest.mark.parametrize("cause", [EndCause.STOP_REQUESTED, EndCause.MAX_RUNTIME, EndCause.MAX_WAIT, EndCause.RULE])
-def test_what_a_stopped_job_kept_nowhere_was_not_productive(cause):
+def test_unsaved_work_of_a_stopped_job_was_not_productive(cause):
     def stopped(*, uploaded=(), committed=None):
         kept = {} if committed is None else {"checkpoints": CheckpointFacts(set_number=1, committed_at=at(committed))}
         story = Story().run().wait(30).send(events.StopWanted(cause=cause, grace_s=120)).wait(2)
@@ -258,7 +258,7 @@ def test_what_a_stopped_job_kept_nowhere_was_not_productive(cause):
     assert stopped(uploaded=("s3://bucket/job/output/model.tar.gz",)).parts()[0] == ("productive", 30)
 
 
-def test_attempts_whose_hosts_are_on_record_no_more_count_as_lost():
+def test_attempts_without_recorded_hosts_count_as_lost():
     story = Story().run().wait(30).end_early(committed=30)
     assert story.parts() == [("productive", 30)]
     story.job = replace(story.job, past_attempts=(replace(story.job.past_attempts[0], hosts={}),))
@@ -268,7 +268,7 @@ def test_attempts_whose_hosts_are_on_record_no_more_count_as_lost():
 TWO = ("algo-1", "algo-2")
 
 
-def test_every_host_is_in_rendezvous_until_the_last_of_them_has_come():
+def test_every_host_is_in_rendezvous_until_the_last_host_has_connected():
     story = Story(TWO).run().look_for_each_other().wait(2).come("algo-1").wait(5).come("algo-2").wait(50)
     for host in story.hosts:
         story.exit(host)
@@ -277,43 +277,43 @@ def test_every_host_is_in_rendezvous_until_the_last_of_them_has_come():
     assert story.ledger().goodput == pytest.approx(50 / 57)
 
 
-def test_one_host_of_several_ranks_is_in_rendezvous_until_they_have_come():
+def test_a_host_with_several_ranks_is_in_rendezvous_until_they_have_connected():
     story = Story().run().look_for_each_other().wait(4).come().wait(10)
     assert story.parts() == [("rendezvous", 4), ("productive", 10)]
 
 
-def test_while_one_is_missing_time_is_rendezvous_as_soon_as_another_has_come():
+def test_once_one_host_has_connected_time_is_rendezvous_until_all_have():
     story = Story(TWO).run().look_for_each_other().wait(3)
     assert story.parts("algo-1") == story.parts("algo-2") == [("productive", 3)], "nothing tells that they meet at all"
     story.come("algo-1").wait(20)
     assert story.parts("algo-1") == story.parts("algo-2") == [("rendezvous", 23)]
 
 
-def test_an_attempt_that_ends_before_all_have_come_was_rendezvous_to_its_end():
+def test_an_attempt_that_ends_before_all_have_connected_was_all_rendezvous():
     story = Story(TWO).run().look_for_each_other().wait(2).come("algo-1").wait(8).exit("algo-2", 1).wait(1)
     story.exit("algo-1", 143, killed=True)
     assert story.parts("algo-1") == story.parts("algo-2") == [("rendezvous", 10), ("stalled", 1)]
 
 
-def test_an_attempt_that_ends_before_anybody_has_come_is_as_without_a_watch():
+def test_an_attempt_that_ends_before_any_connection_has_no_rendezvous():
     story = Story(TWO).run().look_for_each_other().wait(10).exit("algo-2", 1).wait(1)
     story.exit("algo-1", 143, killed=True)
     assert story.parts("algo-1") == [("lost_to_failure", 10), ("stalled", 1)]
 
 
-def test_a_host_that_never_connects_and_ends_well_has_met_nobody_and_is_waited_for_by_nobody():
+def test_a_host_that_succeeds_without_connecting_is_not_waited_for():
     story = Story(TWO).run().look_for_each_other().wait(2).come("algo-1").wait(8).exit("algo-2").wait(30)
     assert story.parts("algo-1") == [("rendezvous", 2), ("productive", 38)]
     assert story.parts("algo-2")[0] == ("productive", 10)
 
 
-def test_a_host_that_is_not_watched_any_more_is_not_waited_for_and_keeps_its_time():
+def test_a_host_without_a_watch_is_not_waited_for_and_keeps_its_time():
     story = Story(TWO).run().look_for_each_other("algo-1").wait(2).come("algo-1").wait(8)
     assert story.parts("algo-1") == [("rendezvous", 2), ("productive", 8)]
     assert story.parts("algo-2") == [("productive", 10)]
 
 
-def test_a_host_that_never_connects_is_waited_for_five_minutes_and_not_to_the_job_s_end():
+def test_a_host_that_never_connects_is_waited_for_only_five_minutes():
     story = Story(TWO).run().look_for_each_other().wait(2).come("algo-1").wait(299)
     assert story.parts("algo-2") == [("rendezvous", 301)]
     story.wait(900)
@@ -329,7 +329,7 @@ def test_a_host_whose_program_has_yet_to_start_is_waited_for():
     assert story.parts("algo-1") == [("rendezvous", 5)]
 
 
-def test_each_attempt_meets_anew_and_what_it_waited_for_the_others_is_not_lost_training():
+def test_each_attempt_has_a_rendezvous_that_is_no_lost_training():
     story = Story(TWO).run().look_for_each_other().wait(3)
     story.come("algo-1").come("algo-2").wait(20).end_early(committed=18)
     story.wait(5).run().look_for_each_other().wait(6).come("algo-2").come("algo-1").wait(10)
@@ -338,14 +338,14 @@ def test_each_attempt_meets_anew_and_what_it_waited_for_the_others_is_not_lost_t
         assert story.parts(host) == [*expected, ("rendezvous", 6), ("productive", 10)]
 
 
-def test_facts_of_an_agent_that_knows_nothing_of_rendezvous_are_read_and_those_of_one_that_does_come_back_whole():
+def test_facts_with_and_without_rendezvous_can_be_read():
     old = from_plain(HostFacts, {"phase": "running", "phase_started_at": at(0).isoformat()})
     assert (old.awaits_rendezvous, old.rendezvous_at) == (False, None)
     new = replace(old, awaits_rendezvous=True, rendezvous_at=at(3))
     assert from_plain(HostFacts, to_plain(new)) == new
 
 
-def test_a_moment_of_a_clock_that_runs_ahead_or_behind_stays_within_the_program_s_time():
+def test_times_of_a_wrong_clock_are_clamped_to_the_programs_time():
     for skew in (-500, 200):
         story = Story().run().wait(10)
         story.report("algo-1", HostPhase.RUNNING, rendezvous_at=at(story.seconds + skew)).wait(5)
@@ -365,7 +365,7 @@ def test_a_moment_of_a_clock_that_runs_ahead_or_behind_stays_within_the_program_
         (HostPhase.PREPARING, {"code": 3.0, "environment": 2.0, "channel:a": 9.0}, [("downloading", 10)]),
     ],
 )
-def test_a_preparation_that_goes_on_is_told_as_far_as_it_is_known(phase, timings, expected):
+def test_an_unfinished_preparation_shows_its_known_parts(phase, timings, expected):
     story = (
         Story(("algo-1", "algo-2")).ask().all(HostPhase.PREPARING).wait(10).report("algo-1", phase, timings_s=timings)
     )
@@ -373,14 +373,14 @@ def test_a_preparation_that_goes_on_is_told_as_far_as_it_is_known(phase, timings
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -5.0, 1e300])
-def test_timings_that_nobody_can_have_measured_do_no_harm(seconds):
+def test_impossible_timings_are_ignored(seconds):
     timings = {"algo-1": {"code": seconds, "tree": seconds, "channel:x": seconds}}
     story = Story().run(after=5, timings=timings).wait(10)
     assert story.parts() == [("starting", 5), ("productive", 10)]
 
 
-# Any history that events can make. Half of the steps bring the job on its way, the others come in between; those that
-# do not fit are absorbed as they are in life.
+# Any history that events can make. Half of the steps advance the job, the others come between them; steps that do not
+# fit are ignored, as in a real job.
 PHASES = [phase for phase in HostPhase if phase is not HostPhase.LAUNCHING]
 BETWEEN = ["report", "wait", "lost", "stop", "reclaim", "reclaim", "launch", "overdue", "ask", "released"]
 timing = st.one_of(st.floats(0, 40), st.sampled_from([float("nan"), float("inf"), -1.0, 1e12]))
@@ -394,9 +394,9 @@ steps = st.lists(
             "timings": st.dictionaries(
                 st.sampled_from(["tree", "code", "environment", "channel:a", "checkpoints", "upload"]), timing
             ),
-            "committed": st.one_of(st.none(), st.floats(-10, 400)),  # seconds after the start
+            "committed": st.one_of(st.none(), st.floats(-10, 400)),  # seconds after the start of the job
             "awaits": st.booleans(),
-            "met": st.one_of(st.none(), st.floats(-10, 400)),  # seconds after the start
+            "met": st.one_of(st.none(), st.floats(-10, 400)),  # seconds after the start of the job
             "passes": st.one_of(st.just(0.0), st.floats(0.5, 30), st.floats(0.5, 30)),  # seconds before the step
             "skew": st.one_of(st.just(0.0), st.floats(-20, 20)),  # seconds that a host's clock is off
         }

@@ -1,4 +1,4 @@
-"""Slow ranks and the reason, from times as ranks measure them."""
+"""Slow ranks and the reasons, from times that ranks measure."""
 
 import pytest
 from hypothesis import given
@@ -18,9 +18,9 @@ BUSY = {"data_wait_s": 0.05, "forward_s": 0.1, "backward_s": 0.2, "optimizer_s":
 
 
 def gang(num_ranks=4, *, step_s=0.5, ranks_per_host=1, moments=12, **changes):
-    """Return ranks whose steps have one length; `rank_N={part: seconds}` changes the parts of one of them.
+    """Return ranks with equally long steps; `rank_N={part: seconds}` changes parts of rank N.
 
-    Communication is what is left of a step.
+    Communication is the remaining time of a step.
     """
     ranks = []
     for rank in range(num_ranks):
@@ -47,7 +47,7 @@ def facts(num_hosts=4, **changes):
         ({"data_wait_s": 0.14}, StragglerKind.INPUT, "waiting for batches: 0.140 s against 0.050 s"),
     ],
 )
-def test_who_works_longer_while_the_others_wait_is_slow_and_why_is_what_takes_longer(change, kind, words):
+def test_the_rank_that_works_longer_is_slow_and_its_longest_part_is_the_reason(change, kind, words):
     verdict = judge(gang(rank_2=change), facts())
     assert (verdict.kind, verdict.host, verdict.ranks) == (kind, "algo-3", (2,))
     assert any(words in line for line in verdict.evidence), verdict.evidence
@@ -62,7 +62,7 @@ def test_a_host_that_is_refused_its_processors_computes_slowly_even_if_its_data_
     assert "its limit refuses algo-3 150 % of a processor, the others 0 %" in verdict.evidence
 
 
-def test_hosts_that_are_all_refused_as_much_excuse_nobody_from_its_data():
+def test_equal_throttling_of_all_hosts_does_not_excuse_slow_data():
     hosts = {f"algo-{number}": HostFacts(refused_percent=150.0) for number in range(1, 5)}
     assert judge(gang(rank_2={"data_wait_s": 0.14}), hosts).kind is StragglerKind.INPUT
 
@@ -80,25 +80,25 @@ def test_ranks_of_a_single_host_are_compared_with_each_other():
     assert (verdict.kind, verdict.host, verdict.ranks) == (StragglerKind.INPUT, "algo-1", (1,))
 
 
-def test_of_two_hosts_the_one_that_waits_less_is_slow():
+def test_of_two_hosts_the_one_with_less_communication_is_slow():
     assert judge(gang(2, rank_0={"forward_s": 0.19}), facts(2)).host == "algo-1"
 
 
 @pytest.mark.parametrize("change", [{}, {"backward_s": 0.24}])
-def test_a_small_difference_accuses_nobody(change):
+def test_a_small_difference_blames_no_rank(change):
     verdict = judge(gang(rank_2=change), facts())
     assert verdict.kind is StragglerKind.NOBODY
     assert not verdict.is_found
     assert verdict.confidence == ""
 
 
-def test_steps_that_are_slow_everywhere_accuse_nobody():
+def test_steps_that_are_slow_everywhere_blame_no_rank():
     slow = {f"rank_{rank}": {"backward_s": 5.0} for rank in range(4)}
     hosts = {f"algo-{number}": HostFacts(refused_percent=200.0, rtt_ms=0.2) for number in range(1, 5)}
     assert judge(gang(step_s=6.0, **slow), hosts).kind is StragglerKind.NOBODY
 
 
-def test_communication_that_is_long_everywhere_accuses_nobody_while_the_network_is_even():
+def test_equally_long_communication_blames_no_rank_on_an_even_network():
     assert judge(gang(step_s=5.0), facts()).kind is StragglerKind.NOBODY
     far = {f"algo-{number}": HostFacts(rtt_ms=50.0) for number in range(1, 5)}
     assert judge(gang(step_s=5.0), far).kind is StragglerKind.NOBODY
@@ -120,24 +120,24 @@ def test_of_two_hosts_that_are_far_apart_none_is_named():
     assert judge(gang(2, step_s=1.0), facts(2)).kind is StragglerKind.NOBODY
 
 
-def test_a_host_that_sends_much_again_is_the_networks_fault():
+def test_many_retransmissions_of_a_host_are_the_networks_fault():
     hosts = facts(algo_2=HostFacts(rtt_ms=0.3, resent_percent=4.0), algo_3=HostFacts(rtt_ms=0.2, resent_percent=0.2))
     assert judge(gang(step_s=1.0), hosts).host == "algo-2"
 
 
-def test_a_slow_rank_comes_before_a_slow_network():
+def test_a_slow_rank_takes_precedence_over_a_slow_network():
     hosts = facts(algo_4=HostFacts(rtt_ms=50.0))
     assert judge(gang(step_s=1.0, rank_1={"backward_s": 0.6}), hosts).host == "algo-2"
 
 
-def test_a_long_moment_now_and_then_accuses_nobody():
+def test_rare_long_steps_blame_no_rank():
     ranks = gang(moments=12)
     checkpoint = StepTimes(step_s=9.0, forward_s=0.1, backward_s=0.2)
     ranks[0] = RankSteps(rank=0, host="algo-1", moments={**ranks[0].moments, 5000: checkpoint, 30_000: checkpoint})
     assert judge(ranks, facts()).kind is StragglerKind.NOBODY
 
 
-def test_a_rank_that_is_slow_at_half_of_the_moments_only_is_left_alone():
+def test_a_rank_that_is_slow_half_of_the_time_is_not_blamed():
     ranks, slow = gang(moments=12), gang(moments=12, rank_2={"backward_s": 0.29})[2]
     mixed = {at: (slow if at < 35_000 else ranks[2]).moments[at] for at in ranks[2].moments}
     ranks[2] = RankSteps(rank=2, host="algo-3", moments=mixed)
@@ -145,13 +145,13 @@ def test_a_rank_that_is_slow_at_half_of_the_moments_only_is_left_alone():
 
 
 @pytest.mark.parametrize("ranks", [[], gang(1), gang(4, moments=LEAST_MOMENTS - 1)])
-def test_too_little_is_known_of_one_rank_or_of_a_few_moments(ranks):
+def test_one_rank_or_few_measurements_give_no_verdict(ranks):
     verdict = judge(ranks, {})
     assert verdict.kind is StragglerKind.UNKNOWN
     assert not verdict.is_found
 
 
-def test_hosts_that_train_beside_each_other_are_not_compared():
+def test_hosts_that_train_independently_are_not_compared():
     ranks = gang(2, rank_1={"backward_s": 0.4})
     ranks = [RankSteps(rank=0, host=item.host, moments=item.moments) for item in ranks]
     assert judge(ranks, facts(2)).kind is StragglerKind.UNKNOWN
@@ -166,7 +166,7 @@ def test_ranks_whose_steps_differ_in_length_do_not_wait_for_each_other():
     assert judge(ranks, facts(3)).kind is StragglerKind.NOBODY
 
 
-def test_who_is_waited_for_every_tenth_step_alone_is_found():
+def test_a_rank_that_is_waited_for_only_every_tenth_step_is_found():
     waits = StepTimes(step_s=1.1, communication_s=1.0)
     moments = {at_ms: waits if at_ms % 50_000 == 0 else StepTimes(step_s=0.1) for at_ms in range(0, 100_000, 5000)}
     ranks = [RankSteps(rank=rank, host=f"algo-{rank + 1}", moments=moments) for rank in range(2)]
@@ -203,7 +203,7 @@ def test_there_is_a_verdict_whatever_was_measured(times, value):
     assert all(rank in range(len(ranks)) for rank in verdict.ranks)
 
 
-def test_where_gpus_compute_nobody_is_only_said_to_be_slow_as_far_as_programs_show_it():
+def test_on_gpus_an_unclear_verdict_recommends_clary_profile():
     hidden = gang(step_s=0.5, rank_0={"other_s": 0.1}, rank_1={"other_s": 0.1}, rank_2={"other_s": 0.1})
     assert "clary profile" in judge(hidden, facts(), has_gpus=True).text
     assert "clary profile" not in judge(hidden, facts()).text

@@ -1,4 +1,4 @@
-"""Events of a job, in order: the cause stands out, the consequences are folded."""
+"""Events of a job in order: the cause is marked, the consequences are folded."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -55,14 +55,14 @@ def rows(job):
     return [((row.at - START).total_seconds(), row.kind, row.where, row.what, row.num_folded) for row in timeline(job)]
 
 
-def test_a_job_that_goes_well_has_statuses_alone():
+def test_a_job_without_failures_has_only_statuses():
     assert rows(job_of(algo_1=host())) == [
         (0, STATUS, "", "Starting: begins", 1),
         (1, STATUS, "", "Training: runs", 1),
     ]
 
 
-def test_the_cause_stands_between_statuses_and_what_followed_is_folded_by_host():
+def test_the_cause_is_among_statuses_and_consequences_are_folded_by_host():
     job = job_of(
         algo_1=host(ended(0, 5.1), ended(1, 5.2), clues=(clue(0, 5.1, RESET), clue(1, 5.2, RESET))),
         algo_2=host(
@@ -106,6 +106,6 @@ def test_an_exit_that_answered_to_a_lost_host_is_no_failure_of_its_own():
     ]
 
 
-def test_what_failed_by_itself_after_the_cause_is_a_failure_of_its_own():
+def test_an_independent_failure_after_the_cause_is_listed_separately():
     job = job_of(algo_1=host(ended(0, 3.0), ended(1, 4.0), clues=(clue(0, 3, "KeyError: 1"), clue(1, 4, "OSError: 2"))))
     assert [row[1] for row in rows(job)[2:]] == [CAUSE, FAILURE]

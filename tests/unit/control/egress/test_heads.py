@@ -1,4 +1,4 @@
-"""Heads from strangers are read in time that grows with their length and not faster."""
+"""HTTP heads from untrusted clients are parsed in time proportional to their length."""
 
 import time
 
@@ -6,13 +6,13 @@ import pytest
 
 from clary.control.egress.heads import BadHead, answer_head, read_request
 
-MAX_READ_S = 1.0  # hours, with a pattern that matches the same blanks in two ways
-LENGTH = 16_000  # about what the proxy takes
+MAX_READ_S = 1.0  # a pattern that matches the same blanks in two ways takes hours
+LENGTH = 16_000  # about the longest head that the proxy accepts
 
 
 @pytest.mark.parametrize("blanks", [" " * LENGTH, "\t" * LENGTH, " \t" * (LENGTH // 2)])
 @pytest.mark.parametrize("end", ["\x01", "", "x"])
-def test_a_header_of_blanks_is_read_at_once(blanks, end):
+def test_a_header_of_blanks_is_parsed_at_once(blanks, end):
     started_s = time.monotonic()
     for read, first in ((read_request, "GET http://a/ HTTP/1.1"), (answer_head, "HTTP/1.1 200 OK")):
         head = f"{first}\r\na:{blanks}{end}\r\n\r\n".encode()

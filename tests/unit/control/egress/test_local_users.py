@@ -1,4 +1,4 @@
-"""Whose a connection on this machine is."""
+"""The user of a connection on this machine."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ connection.recv(1)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_a_connection_of_this_process_is_its_users(address):
+def test_a_connection_of_this_process_belongs_to_its_user(address):
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as server:
         client = socket.create_connection(server.getsockname()[:2])
@@ -32,7 +32,7 @@ def test_a_connection_of_this_process_is_its_users(address):
 def test_a_connection_of_another_user_is_not_ours():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        # An interpreter that every user may execute, unlike one in root's home.
+        # an interpreter that every user may execute, unlike an interpreter in root's home
         command = ["/usr/bin/python3", "-S", "-c", CLIENT, "127.0.0.1", str(port)]
         with subprocess.Popen(command, user=NOBODY, group=NOBODY, extra_groups=[]) as other:
             taken, peer = server.accept()
@@ -43,6 +43,6 @@ def test_a_connection_of_another_user_is_not_ours():
 
 
 @pytest.mark.parametrize("client", [None, "", ("10.1.2.3", 4), ("nowhere", 4)])
-def test_of_what_the_kernel_does_not_know_nothing_is_said(client):
+def test_an_unknown_connection_has_no_user(client):
     assert user_of(client, ("127.0.0.1", 4)) is None
     assert not is_own_client(client, ("127.0.0.1", 4))

@@ -1,4 +1,4 @@
-"""Places that hosts reach without a proxy, and indexes that count as named by the owner."""
+"""Addresses that hosts reach without a proxy, and package indexes that count as entries of the owner."""
 
 import ipaddress
 import time
@@ -36,7 +36,7 @@ def found(*entries, **options):
     )
 
 
-def test_entries_with_a_port_are_had_under_their_own_addresses():
+def test_entries_with_a_port_are_reached_at_their_own_addresses():
     got = found("192.168.7.20:5432", "127.0.0.1:3141", "localhost:5000", "registry.lan:8080", "here.lan:9000")
     assert got.missing == ()
     assert set(got.places) == {
@@ -53,7 +53,7 @@ def test_networks_ipv6_and_public_web_servers_are_left_to_the_proxy():
     assert got == outlets.Outlets()
 
 
-def test_what_can_not_be_had_is_said_with_the_reason():
+def test_entries_that_cannot_be_offered_are_reported_with_the_reason():
     got = found("127.0.0.1:4570", "nowhere.lan:80", "metadata.lan:80", "10.77.0.3:5432")
     assert got.places == ()
     assert len(got.missing) == 4
@@ -61,7 +61,7 @@ def test_what_can_not_be_had_is_said_with_the_reason():
         assert word in text
 
 
-def test_a_name_that_takes_for_ever_holds_no_job_up(monkeypatch):
+def test_a_slow_name_lookup_does_not_delay_a_job(monkeypatch):
     monkeypatch.setattr(outlets, "RESOLVE_TIMEOUT_S", 0.05)
 
     def resolve(name, port):

@@ -1,4 +1,4 @@
-"""Which targets programs may be connected to: a table of addresses, spellings, ports and entries."""
+"""Targets to which programs may be connected: a table of addresses, spellings, ports and entries."""
 
 import ipaddress
 
@@ -57,7 +57,7 @@ NOT_INTERNET = [
     "fec0::1",
     "ff02::1",
     "4000::1",
-    "8.8.4.4",  # public, and this machine's own
+    "8.8.4.4",  # public, and an address of this machine
     "2001:4860::1",
     "64:ff9b::808:404",
     "::ffff:8.8.4.4",
@@ -77,7 +77,7 @@ def judge(name, port, resolved=None, *, entries=(), has_internet=True, **options
 
 @pytest.mark.parametrize("address", NOT_INTERNET)
 @pytest.mark.parametrize("port", [80, 443])
-def test_what_is_not_the_internet_is_refused_whatever_name_leads_there(address, port):
+def test_addresses_outside_the_internet_are_refused_under_any_name(address, port):
     assert not judge("innocent.example", port, [address]).is_allowed
     assert not judge("innocent.example", port, [PUBLIC, address]).is_allowed, "one address refuses the name"
     assert not judge("innocent.example", port, [address, PUBLIC]).is_allowed
@@ -135,7 +135,7 @@ def test_entries_open_what_they_name(entry, name, port, address):
     [
         ("10.1.0.0/16:5432", "10.1.2.3", 5433, "10.1.2.3"),
         ("10.1.0.0/16", "10.2.0.1", 80, "10.2.0.1"),
-        ("10.1.0.0/16", "10.1.0.1", 80, "10.1.0.1"),  # in the network, and this machine itself
+        ("10.1.0.0/16", "10.1.0.1", 80, "10.1.0.1"),  # in the network, and an address of this machine
         ("10.1.0.0/16:80", "10.1.0.1", 80, "10.1.0.1"),
         ("192.168.7.1", "192.168.7.1", 80, "192.168.7.1"),  # this machine, without a port
         ("192.168.7.1:4570", "192.168.7.1", 4570, "192.168.7.1"),  # the service's own port
@@ -157,7 +157,7 @@ def test_entries_open_nothing_else(entry, name, port, address):
     assert not judge(name, port, [address], entries=[entry]).is_allowed
 
 
-def test_places_of_the_services_own_servers_stay_shut():
+def test_addresses_of_the_services_own_servers_are_refused():
     place = (ipaddress.ip_address("10.1.0.9"), 5432)
     policy = EgressPolicy(has_internet=True, reachable=(parse_entry("10.1.0.0/16"),), own_places=frozenset({place}))
     assert not policy.judge("10.1.0.9", 5432, ["10.1.0.9"], is_own=is_own).is_allowed
@@ -173,7 +173,7 @@ def test_without_internet_only_names_that_are_listed_are_looked_up():
     assert "setting internet" in policy.may_ask("tunnel.example", 443).reason
 
 
-def test_a_refusal_names_target_offer_and_setting_and_nothing_that_was_seen():
+def test_a_refusal_names_target_offer_and_setting_and_no_resolved_address():
     refusals = {judge("db.example", port, [address]).reason for port in (80,) for address in NOT_INTERNET}
     assert len(refusals) == 1
     (reason,) = refusals
@@ -213,17 +213,17 @@ def test_a_refusal_names_target_offer_and_setting_and_nothing_that_was_seen():
         "x" * 300,
     ],
 )
-def test_entries_that_can_not_be_are_refused(entry):
+def test_invalid_entries_are_refused(entry):
     with pytest.raises(ValueError, match=r"expected|credentials|needs one address"):
         parse_entry(entry)
 
 
-def test_entries_are_said_as_they_are_written():
+def test_entries_are_printed_as_they_are_written():
     for text in ("10.1.0.0/16", "10.1.0.0/16:5432", "192.168.7.20:5432", "registry.lan:8080", "[fd00::20]:5432"):
         assert str(parse_entry(text)) == text
 
 
-def test_addresses_inside_others_are_taken_out():
+def test_embedded_ipv4_addresses_are_extracted():
     assert str(plain("::ffff:127.0.0.1")) == "127.0.0.1"
     assert str(plain("64:ff9b::7f00:1")) == "127.0.0.1"
     assert str(plain("fe80::1%eth0")) == "fe80::1"

@@ -1,4 +1,4 @@
-"""Names are looked up in threads, and no client takes the threads of all others."""
+"""Names are resolved in threads, and no client can occupy the threads of all others."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ DEADLINE_S = 5
 
 @pytest.fixture
 def lookups(monkeypatch):
-    """Have names that begin with `slow` answered only once the returned event is set."""
+    """Delay the answers for names that begin with `slow` until the returned event is set."""
     answered = threading.Event()
 
     def addresses_of(name, port):
@@ -28,7 +28,7 @@ def lookups(monkeypatch):
     answered.set()
 
 
-async def test_names_that_never_answer_hold_up_only_who_asks_for_them(lookups):
+async def test_names_that_never_resolve_delay_only_their_client(lookups):
     names = Resolver()
     slow = [asyncio.create_task(names.resolve(f"slow-{number}", 1, client="job")) for number in range(NUM_THREADS + 8)]
     await asyncio.sleep(0.05)
@@ -36,7 +36,7 @@ async def test_names_that_never_answer_hold_up_only_who_asks_for_them(lookups):
     for task in slow:
         task.cancel()
     await asyncio.gather(*slow, return_exceptions=True)
-    # Nobody waits any more, and the threads still do: the client's next lookup waits for one of them.
+    # The lookups have timed out, but their threads are still busy: the client's next lookup waits for one of them.
     own = asyncio.create_task(names.resolve("fast", 3, client="job"))
     assert not (await asyncio.wait([own], timeout=0.05))[0]
     lookups.set()
@@ -44,7 +44,7 @@ async def test_names_that_never_answer_hold_up_only_who_asks_for_them(lookups):
     names.close()
 
 
-async def test_a_client_that_has_its_answers_is_forgotten(lookups):
+async def test_a_client_with_all_answers_is_forgotten(lookups):
     names = Resolver()
     asked = [names.resolve(name, 1, client="job") for name in ["fast", "none"] * THREADS_OF_ONE * 2]
     answers = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), DEADLINE_S)

@@ -1,4 +1,4 @@
-"""Environments like an image, made by the real uv out of small packages of this test's own."""
+"""Environments that match an image, made by the real uv from small packages of these tests."""
 
 import os
 import sys
@@ -36,12 +36,12 @@ def write_wheel(folder, name, version):
 
 @pytest.fixture
 def add(tmp_path):
-    """Add an environment whose packages come from a folder that has torch 2.8.1, transformers 4.49.0 and numpy."""
+    """Return a function that adds an environment with packages from a folder: torch, transformers and numpy."""
     for name, version in (("torch", "2.8.1"), ("transformers", "4.49.0"), ("numpy", "2.0.0")):
         write_wheel(tmp_path, name, version)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
     (tmp_path / "index").mkdir()
-    index = (tmp_path / "index").as_uri()  # an empty one: nothing comes from elsewhere
+    index = (tmp_path / "index").as_uri()  # an empty index: no package comes from elsewhere
     variables = {**kept, "UV_DEFAULT_INDEX": index, "UV_FIND_LINKS": str(tmp_path), "UV_OFFLINE": "1"}
 
     def run(text, pyenv=tmp_path / "no-pyenv", **options):
@@ -68,13 +68,13 @@ def add(tmp_path):
         ),
     ],
 )
-def test_a_wish_names_an_environment_and_its_packages(text, name, requirements):
+def test_a_specification_names_an_environment_and_its_packages(text, name, requirements):
     named, wanted = parse_wish(text)
     assert (named, requirements_of(wanted)) == (name, requirements)
 
 
 @pytest.mark.parametrize("text", ["", "nonsense:1", "sagemaker-base-python:1", "pytorch:../x", "pytorch:" + "1" * 200])
-def test_a_wish_that_says_nothing_is_refused(text):
+def test_an_invalid_specification_is_refused(text):
     with pytest.raises(EngineError):
         parse_wish(text)
 
@@ -96,14 +96,14 @@ def test_an_added_environment_stands_for_images_of_its_versions(add, tmp_path):
         remove_environment(home, made.name)
 
 
-def test_modules_are_compiled_when_they_are_installed_since_programs_of_jobs_may_not_write_there(add, tmp_path):
+def test_modules_are_compiled_at_installation(add, tmp_path):
     add(f"pytorch:2.8-{HERE}")
     (made,) = added_environments(tmp_path / "home")
     compiled = sorted(path.name.partition(".")[0] for path in made.folder.rglob("site-packages/__pycache__/*.pyc"))
     assert [name for name in compiled if not name.startswith("_")] == ["numpy", "torch"]
 
 
-def test_what_cannot_be_installed_leaves_nothing(add, tmp_path):
+def test_a_failed_installation_leaves_no_environment(add, tmp_path):
     with pytest.raises(EngineError, match=r"torch==2\.7"):
         add("pytorch:2.7")
     assert added_environments(tmp_path / "home") == ()
@@ -122,7 +122,7 @@ def test_an_interpreter_that_only_pyenv_has_is_taken_the_newest_release_first(ad
     assert Path(made.python).exists()
 
 
-def test_what_fails_says_what_to_do(add):
+def test_a_failed_installation_names_the_remedy(add):
     with pytest.raises(EngineError) as error:
         add("pytorch:2.8-py35")
     assert error.value.message.endswith(
@@ -136,7 +136,7 @@ def test_what_fails_says_what_to_do(add):
     assert "torch-backend" not in error.value.message
 
 
-def test_half_an_environment_is_none_and_is_made_anew(add, tmp_path):
+def test_an_incomplete_environment_is_ignored_and_replaced(add, tmp_path):
     add("pytorch:2.8")
     (made,) = added_environments(tmp_path / "home")
     (made.folder / "clary.json").unlink()

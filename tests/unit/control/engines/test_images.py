@@ -74,7 +74,7 @@ def test_hugging_face_image_without_transformers_is_noted():
     assert "with no transformers" in notes[0]
 
 
-def test_aws_image_of_a_framework_that_is_not_there_is_refused_with_lines_to_add():
+def test_aws_image_of_a_missing_framework_is_refused_with_lines_to_add():
     image = ECR + "tensorflow-training:2.19.0-cpu-py312"
     with pytest.raises(WireError) as caught:
         resolve(image, Settings(), FakeProbe(TORCH))
@@ -108,7 +108,7 @@ def test_no_python_with_torch_is_refused_with_the_line_for_the_default_environme
     assert "the service need not be started again). To take a Python that you have instead" in caught.value.message
 
 
-def test_the_default_environment_that_settings_map_to_is_refused_in_the_same_words():
+def test_a_mapping_to_a_failing_default_environment_gets_the_same_message():
     with pytest.raises(WireError) as caught:
         resolve("mine:1", Settings(images={"mine:*": "default"}), FakeProbe({"/py/plain": {}}))
     assert "to have one, run: /py/plain -m pip install torch numpy" in caught.value.message
@@ -124,7 +124,7 @@ def test_the_default_environment_that_settings_map_to_is_refused_in_the_same_wor
         (Settings(default_python="/gone"), TORCH, "setting default_python: /gone can not be run"),
     ],
 )
-def test_why_the_default_environment_fails_is_one_sentence(settings, modules, expected):
+def test_the_reason_why_the_default_environment_fails_is_one_sentence(settings, modules, expected):
     reason = why_default_fails(settings, FakeProbe(modules))
     assert expected in reason
     assert bool(reason) == bool(expected)
@@ -213,7 +213,7 @@ def test_the_environment_with_the_versions_of_the_tag_stands_for_an_image():
     assert "torch 2.13.0 instead of 2.7.0, Python 3.11.7 instead of 3.10" in notes[0]
 
 
-def test_the_tag_s_torch_under_another_python_comes_before_the_default_s_other_torch():
+def test_the_tags_torch_with_another_python_precedes_the_default_environment():
     probe = FakeProbe(
         {
             "/py/default": {"torch": "2.13.0", "python": "3.10.4"},

@@ -11,7 +11,7 @@ OWN = {"python": platform.python_version()}
 
 
 def write_interpreter(path, package_folder):
-    """A `python` that sees one more folder of packages, as an environment would."""
+    """Write a `python` that sees an additional folder of packages, as an environment does."""
     path.write_text(f'#!/bin/sh\nPYTHONPATH="{package_folder}" exec "{sys.executable}" -S "$@"\n')
     path.chmod(0o755)
     return str(path)
@@ -33,7 +33,7 @@ def test_module_without_metadata_has_no_version(tmp_path):
     assert InterpreterProbe().modules(write_interpreter(tmp_path / "python", tmp_path)) == {"xgboost": "", **OWN}
 
 
-def test_answer_is_kept_until_something_is_installed(tmp_path):
+def test_the_result_is_cached_until_a_package_is_installed(tmp_path):
     packages = tmp_path / "packages"
     packages.mkdir()
     python = write_interpreter(tmp_path / "python", packages)
@@ -71,7 +71,7 @@ def test_candidates_begin_with_the_interpreter_that_runs_clary():
         (None, f"-m uv pip install --python {sys.executable} torch", "--torch-backend cpu"),
     ],
 )
-def test_packages_are_installed_by_pip_or_uv_and_each_is_told_the_build_without_cuda(monkeypatch, spec, command, cpu):
+def test_pip_and_uv_commands_select_the_build_without_cuda(monkeypatch, spec, command, cpu):
     monkeypatch.setattr(interpreters.importlib.util, "find_spec", lambda name: spec)
     probe = InterpreterProbe()
     assert probe.install_command("torch") == f"{sys.executable} {command}"

@@ -1,4 +1,4 @@
-"""Queries over lines: the lines that are kept, their order, and the groups made of them."""
+"""Queries over lines: the lines that are selected, their order, and the groups made of them."""
 
 import json
 
@@ -35,19 +35,19 @@ def run(text, some=None, *, limit=None):
 
 
 def kept(condition):
-    """Return the numbers of the lines of which a condition holds."""
+    """Return the numbers of the lines for which a condition holds."""
     shown = [row["@message"] for row in run(f"fields @message | filter {condition} | sort @timestamp")]
     return [MESSAGES.index(message) for message in shown]
 
 
-def test_without_fields_time_and_message_are_shown_the_newest_first():
+def test_without_fields_time_and_message_are_shown_newest_first():
     rows = run("limit 2")
     assert [list(row) for row in rows] == [["@timestamp", "@message", "@ptr"]] * 2
     assert [row["@timestamp"] for row in rows] == ["2026-01-01 12:05:00.000", "2026-01-01 12:04:00.000"]
     assert len({row["@ptr"] for row in run("fields @message")}) == len(MESSAGES)
 
 
-def test_every_field_of_a_line_is_told():
+def test_every_field_of_a_line_can_be_shown():
     [row] = run("fields @timestamp, @ingestionTime, @logStream, @log, @message as text, step | filter step = 3")
     row.pop("@ptr")
     assert row == {
@@ -95,29 +95,29 @@ def test_filters(condition, numbers):
     assert kept(condition) == numbers
 
 
-def test_an_alias_names_a_field_from_there_on():
+def test_an_alias_can_be_used_in_later_commands():
     rows = run("fields @message as text, bin(5m) as slot | filter text like 'INFO' | sort text desc")
     assert [row["text"][:11] for row in rows] == ["INFO step 2", "INFO step 1"]
     assert {row["slot"] for row in rows} == {"2026-01-01 12:00:00.000"}
 
 
-def test_a_filter_behind_a_sort_and_fields_that_add_up():
+def test_a_filter_may_follow_a_sort_and_fields_accumulate():
     rows = run("fields step | sort step desc | fields loss | filter ispresent(step) | limit 5")
     assert [(row["step"], row["loss"]) for row in rows] == [("10", "12"), ("3", "0.25")]
     assert [list(row) for row in run("fields step | display loss | filter step = 3")] == [["loss", "@ptr"]]
 
 
-def test_numbers_sort_as_numbers_and_nothing_comes_before_them():
+def test_numbers_sort_numerically_and_missing_values_come_first():
     assert [row.get("step") for row in run("fields step | sort step")] == [None, None, None, None, "3", "10"]
     assert [row.get("step") for row in run("fields step | sort step desc | limit 3")] == ["10", "3", None]
 
 
-def test_a_sort_behind_a_limit_orders_what_was_kept():
+def test_a_sort_after_a_limit_orders_the_remaining_rows():
     rows = run("fields @message | limit 3 | sort @timestamp asc")
     assert [row["@message"] for row in rows] == MESSAGES[3:]
 
 
-def test_lines_of_one_moment_keep_their_order_in_both_directions():
+def test_lines_of_the_same_time_keep_their_order_in_both_directions():
     some = [LogLine("g", "s", number, NOON_MS, NOON_MS, str(number)) for number in range(20)]
     for order, expected in (("asc", range(3)), ("desc", (19, 18, 17))):
         rows = run(f"fields @message | sort @timestamp {order} | limit 3", some)
@@ -178,7 +178,7 @@ def test_hostile_json_has_no_members(message):
     assert run("filter ispresent(loss)", lines([message])) == []
 
 
-def test_a_result_without_bounds_ends_the_query_and_not_the_service():
+def test_a_result_that_is_too_large_ends_the_query():
     long = "x" * (MAX_RESULT_CHARACTERS // 50)
     with pytest.raises(QueryTooLarge, match="fewer rows"):
         run("fields @message", lines([long] * 110))

@@ -1,4 +1,4 @@
-"""The language of queries: its forms, and refusals with their place in the text."""
+"""The query language: its forms, and refusals with their offset in the text."""
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +21,7 @@ PIECES = st.sampled_from(
 
 @given(st.one_of(st.lists(PIECES, max_size=25).map(" ".join), st.text(max_size=60)))
 @settings(max_examples=500, deadline=None)
-def test_any_text_is_a_query_or_is_refused_at_a_place(text):
+def test_any_text_is_a_query_or_is_refused_with_an_offset(text):
     refusal = None
     try:
         plan_of(text)
@@ -66,7 +66,7 @@ def test_any_text_is_a_query_or_is_refused_at_a_place(text):
         ("fields a as @b", "@b", "without '@'"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(text, place, words):
+def test_an_error_is_reported_with_its_offset(text, place, words):
     with pytest.raises(MalformedQuery, match=words) as refused:
         plan_of(text)
     start, end = refused.value.start, refused.value.end
@@ -91,7 +91,7 @@ def test_queries_are_bounded(text):
         plan_of(text)
 
 
-def test_commands_case_comments_and_a_first_bar_are_as_people_write_them():
+def test_case_comments_and_a_leading_bar_do_not_matter():
     commands = commands_of(
         """| FIELDS @message as text, `a b` # what is shown
         | filter @message LIKE 'it\\'s # not a comment' AND NOT a in [1, -2.5, "x"]

@@ -1,4 +1,4 @@
-"""Attempts that end early: capacity that is reclaimed, failures that are tried again."""
+"""Attempts that end early: reclaimed capacity, and failures that are retried."""
 
 from datetime import timedelta
 
@@ -19,12 +19,12 @@ STOP = events.StopWanted(cause=EndCause.STOP_REQUESTED, grace_s=5.0)
 
 
 def reclaimed():
-    """A job whose hosts have all stopped, and were told to leave."""
+    """Return the script of a job whose hosts have all stopped after a reclaim."""
     return Script().run().send(RECLAIM).all(HostPhase.EXITED, exits=STOPPED)
 
 
 def is_last(script):
-    """Whether every living host is told that it serves no other attempt."""
+    """Return whether every living host has the order to serve no other attempt."""
     orders = [record.order for record in script.job.hosts.values() if record.facts.phase is not HostPhase.LOST]
     (said,) = {order.arguments["is_last"] for order in orders if order.kind is OrderKind.RELEASE}
     return said
@@ -74,7 +74,7 @@ def test_a_program_that_had_finished_before_the_order_completes_the_job():
     assert script.job.past_attempts == ()
 
 
-def test_a_program_that_ends_with_0_because_it_was_told_to_has_not_finished():
+def test_a_stopped_program_with_exit_code_0_has_not_finished():
     script = Script().run().send(RECLAIM).all(HostPhase.EXITED, exits=(exit_of(0, killed=True),))
     assert script.job.is_leaving
 
@@ -104,7 +104,7 @@ def test_a_stop_while_an_attempt_ends_keeps_its_results():
     assert script.job.model_artifacts_uri == MODEL_URI
 
 
-def test_a_stop_while_the_hosts_of_a_failed_attempt_still_stop_ends_the_job_and_it_is_not_tried_again():
+def test_a_stop_while_a_failed_attempt_stops_ends_the_job_without_a_restart():
     script = Script(restart_rule=RestartRule(max_restarts=1)).run().send(LOST)
     assert (script.job.end_cause, script.job.ending) == (EndCause.FAILURE, None)
     script.send(STOP)
@@ -121,7 +121,7 @@ def test_a_stop_of_a_job_that_fails_for_good_changes_nothing():
     assert script.send(STOP).job is before
 
 
-def test_a_stop_of_an_attempt_that_only_has_to_leave_ends_the_job_when_it_has_left():
+def test_a_stop_of_a_reclaimed_attempt_ends_the_job_at_its_release():
     script = reclaimed().send(STOP)
     assert script.job.status is TrainingJobStatus.STOPPING
     script.send(events.Released())
@@ -187,7 +187,7 @@ def test_the_pauses_grow_only_while_no_attempt_stores_a_checkpoint():
         ("rank 0 was ended by signal 9 (SIGKILL)", True, True),
     ],
 )
-def test_a_program_is_restarted_only_if_asked_and_if_it_can_help(words, includes_programs, is_tried_again):
+def test_a_program_is_restarted_only_on_request_and_if_a_retry_can_help(words, includes_programs, is_tried_again):
     rule = RestartRule(max_restarts=3, includes_programs=includes_programs)
     exits = (exit_of(None, signal=9),) if "signal" in words else (exit_of(1),)
     failure = Failure(fault=Fault.ALGORITHM.value, message=words)
@@ -208,7 +208,7 @@ def test_a_machine_without_uv_fails_the_job_at_once_and_a_lost_host_does_not():
             assert words in script.job.failure.message
 
 
-def test_a_deterministic_failure_that_is_told_later_than_its_effect_is_not_restarted():
+def test_a_deterministic_failure_reported_after_its_effect_is_not_restarted():
     rule = RestartRule(max_restarts=3, includes_programs=True)
     script = Script(restart_rule=rule).run()
     effect = Failure(fault=Fault.ALGORITHM.value, message="rank 0 ended with exit code 1: ConnectionResetError: peer")
@@ -220,7 +220,7 @@ def test_a_deterministic_failure_that_is_told_later_than_its_effect_is_not_resta
     assert script.job.end_cause is EndCause.FAILURE
 
 
-def test_hosts_that_could_not_be_had_are_asked_for_again():
+def test_hosts_that_could_not_be_launched_are_requested_again():
     script = Script(restart_rule=RestartRule(max_restarts=1)).ask()
     script.send(events.LaunchFailed(message="no namespaces left", fault=Fault.INFRASTRUCTURE))
     assert script.job.is_leaving

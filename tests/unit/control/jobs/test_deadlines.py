@@ -60,7 +60,7 @@ def test_max_runtime_counts_training_of_all_attempts_and_no_wait_between_them():
     assert due(job, 5020 + 1600).cause is EndCause.MAX_RUNTIME
 
 
-def test_nothing_is_due_for_a_job_that_is_over():
+def test_nothing_is_due_for_a_job_that_has_ended():
     job = job_of(HostPhase.RUNNING, secondary=SecondaryStatus.TRAINING, status=TrainingJobStatus.STOPPED)
     assert due(job, 1e6, algo_1=1e6) is None
 
@@ -101,7 +101,7 @@ def test_a_silent_host_is_lost_after_the_limit_of_its_phase(phase, limit_s):
 
 
 @pytest.mark.parametrize("phase", [HostPhase.DONE, HostPhase.RELEASED, HostPhase.LOST])
-def test_a_host_that_owes_nothing_may_be_silent(phase):
+def test_a_host_that_owes_no_report_may_be_silent(phase):
     assert due(job_of(phase), 1, algo_1=1e6) is None
 
 

@@ -1,4 +1,4 @@
-"""Words of errors as torch, gloo, NCCL, Horovod and mpirun print them, and words that only name them in passing."""
+"""Error messages as torch, gloo, NCCL, Horovod and mpirun print them, and messages that only mention them."""
 
 import pytest
 
@@ -30,7 +30,7 @@ JAX_EFFECTS = [
     f"ValueError: UNKNOWN: Gloo collective permute {_JAX_GLOO}:547] Connection closed by peer [127.0.0.1]:27299",
     f"ValueError: UNKNOWN: Gloo AllGather {_JAX_GLOO}:538] Read error [10.77.0.2]:64190: Connection reset by peer",
 ]
-# Told in public: NVIDIA/nccl issues 2076, 1928 and 1514, stanford_alpaca 207, sglang 1693, horovod 3647 and 410.
+# Quoted in public: NVIDIA/nccl issues 2076, 1928 and 1514, stanford_alpaca 207, sglang 1693, horovod 3647 and 410.
 PUBLIC_EFFECTS = [
     "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, remote "
     "process exited or there was a network error, NCCL version 2.21.5",
@@ -66,7 +66,7 @@ WRAPPERS = [
     "mpirun detected that one or more processes exited with non-zero status, thus causing",
     "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD",
 ]
-# Errors of the code's own that name what effects are made of.
+# Errors of the code itself that contain phrases of effects.
 IN_PASSING = [
     f"{_ERRORS}.OrderMismatch: group '0': rank 0 called all_reduce of 4 bytes, rank 1 barrier",
     "RuntimeError: PeerLost is what the other ranks will say",
@@ -88,27 +88,27 @@ IN_PASSING = [
 
 @pytest.mark.parametrize("prefix", ["", "rank 3: ", "rank 3 ended with exit code 1: "])
 @pytest.mark.parametrize("words", TORCH_EFFECTS + JAX_EFFECTS + PUBLIC_EFFECTS + CLARY_EFFECTS + PYTHON_EFFECTS)
-def test_what_libraries_print_when_a_peer_is_gone_is_an_effect(words, prefix):
+def test_messages_of_libraries_about_a_lost_peer_are_effects(words, prefix):
     assert weigh(prefix + words) is Weight.EFFECT
 
 
 @pytest.mark.parametrize("prefix", ["", "the program ended with exit code 1: "])
 @pytest.mark.parametrize("words", WRAPPERS)
-def test_what_launchers_print_of_a_child_that_failed_is_a_wrapper(words, prefix):
+def test_messages_of_launchers_about_a_failed_child_are_wrappers(words, prefix):
     assert weigh(prefix + words) is Weight.WRAPPER
 
 
 @pytest.mark.parametrize("prefix", ["", "rank 12: ", "rank 0 was ended by signal 6 (SIGABRT): "])
 @pytest.mark.parametrize("words", IN_PASSING)
-def test_words_that_name_libraries_and_errors_in_passing_are_the_codes_own(words, prefix):
+def test_messages_that_only_mention_libraries_are_the_codes_own(words, prefix):
     assert weigh(prefix + words) is Weight.OWN
     judgement = judge(Fault.ALGORITHM, prefix + words)
     assert (judgement.verdict, judgement.is_retryable) == (Verdict.USER, False)
 
 
 @pytest.mark.parametrize("words", TORCH_EFFECTS + JAX_EFFECTS + PUBLIC_EFFECTS + CLARY_EFFECTS + PYTHON_EFFECTS)
-def test_an_effect_with_no_other_cause_is_the_networks_and_a_wait_in_vain_is_no_reason_to_retry(words):
-    """Ranks that wait in vain have more often lost step with each other, which they do again."""
+def test_an_effect_without_a_cause_is_a_network_fault_and_a_timeout_is_not_retried(words):
+    """Ranks that time out in a wait have more often lost step with each other, which a retry repeats."""
     judgement = judge(Fault.ALGORITHM, f"rank 0 ended with exit code 1: {words}")
     waits = ("Timed out waiting", "monitoredBarrier", "wait timeout", "timing out", "CollectiveTimeout")
     is_wait = any(text in words for text in waits)
@@ -125,7 +125,7 @@ def test_an_effect_with_no_other_cause_is_the_networks_and_a_wait_in_vain_is_no_
         "KeyError: 'object store'",
     ],
 )
-def test_the_programs_own_words_are_not_taken_for_those_of_a_channel_or_a_store(words):
+def test_the_programs_own_messages_are_not_attributed_to_a_channel_or_a_store(words):
     judgement = judge(Fault.ALGORITHM, f"rank 0 ended with exit code 1: {words}")
     assert (judgement.verdict, judgement.is_retryable) == (Verdict.USER, False)
 

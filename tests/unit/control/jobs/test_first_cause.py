@@ -1,4 +1,4 @@
-"""The first failure, from facts of several hosts that arrive in any order."""
+"""The first cause, from facts of several hosts that arrive in any order."""
 
 import itertools
 from dataclasses import replace
@@ -103,7 +103,7 @@ def test_a_rank_that_the_agent_did_not_start_has_the_exit_code_of_its_launcher_o
     assert cause.reason == "AlgorithmError: algo-1: rank 7: ValueError: bad" + (f", exit code: {code}" if code else "")
 
 
-def test_a_rank_that_the_launcher_of_another_host_has_started_is_of_the_host_where_it_left_its_word():
+def test_a_rank_started_from_another_host_belongs_to_the_host_of_its_clue():
     hosts = {
         "algo-1": host(ended(None, 3.0), clues=(clue(2, 2.1, "ValueError: bad"),)),
         "algo-2": host(ended(None, 3.1, code=0), clues=(clue(2, 2.0, "ValueError: bad"),)),
@@ -115,7 +115,7 @@ def test_a_rank_that_the_launcher_of_another_host_has_started_is_of_the_host_whe
 
 
 @pytest.mark.parametrize(("node", "place"), [("algo-2", "algo-2"), ("localhost", "algo-1"), ("algo-10", "algo-1")])
-def test_a_rank_that_a_signal_ended_under_mpirun_is_of_the_host_that_mpirun_names(node, place):
+def test_a_rank_that_a_signal_ended_belongs_to_the_host_that_mpirun_names(node, place):
     words = f"process rank 3 with PID 0 on node {node} exited on signal 11 (Segmentation fault)."
     message = f"the program ended with exit code 139: {words}"
     failure = Failure(fault=Fault.ALGORITHM.value, message=message, exit_code=139)
@@ -149,7 +149,7 @@ def test_a_rank_that_the_memory_limit_of_another_host_ended_under_mpirun_is_no_v
     assert (cause.verdict, cause.is_retryable) == ("memory", False)
 
 
-def test_a_memory_limit_is_the_cause_of_who_was_killed_and_not_of_its_neighbour_whose_end_was_seen_first():
+def test_a_memory_limit_is_the_cause_for_the_killed_rank_not_for_its_neighbour():
     failure = Failure(fault=Fault.ALGORITHM.value, message=f"{OUT_OF_MEMORY}: the host's memory limit of 64 MiB")
     neighbour = clue(1, 1.0, "ConnectionResetError: [Errno 104] Connection reset by peer")
     hosts = {"algo-1": host(ended(1, 1.0), ended(0, 1.001, signum=9), clues=(neighbour,), failure=failure)}
@@ -162,25 +162,25 @@ def test_a_memory_limit_that_the_program_survived_is_no_failure_of_the_job():
     assert find_first_cause({"algo-1": host(ended(0, 1.0, code=0), failure=failure)}) is None
 
 
-def test_a_memory_limit_that_took_the_hosts_first_process_is_the_cause():
+def test_a_memory_limit_that_killed_the_hosts_first_process_is_the_cause():
     failure = Failure(fault=Fault.ALGORITHM.value, message=f"{OUT_OF_MEMORY}: the host's memory limit of 64 MiB")
     hosts = {"algo-1": host(ended(0, 1.0, signum=9, by_agent=True), failure=failure)}
     assert find_first_cause(hosts).verdict == "memory"
 
 
-def test_words_that_a_rank_has_left_are_no_failure_of_a_job_in_which_every_process_ended_well():
+def test_clues_are_no_failure_if_every_process_succeeded():
     hosts = {"algo-1": host(ended(None, 3.0, code=0), clues=(clue(2, 2.0, "ValueError: survived"),))}
     assert find_first_cause(hosts) is None
 
 
-def test_what_a_rank_said_that_ended_well_is_no_cause():
+def test_a_clue_of_a_rank_that_succeeded_is_no_cause():
     hosts = {
         "algo-1": host(ended(0, 3.0, code=0), ended(1, 2.0, code=3), clues=(clue(0, 1.0, "ValueError: survived"),))
     }
     assert find_first_cause(hosts).rank == 1
 
 
-def test_what_a_killed_process_had_printed_before_is_no_word_on_its_end():
+def test_earlier_output_of_a_killed_process_does_not_explain_its_end():
     printed = clue(1, 0.5, "ConnectionResetError: tried again and went on")
     failure = Failure(fault=Fault.ALGORITHM.value, message="rank 1 was ended by signal 9 (SIGKILL): BrokenPipeError: x")
     hosts = {
@@ -193,7 +193,7 @@ def test_what_a_killed_process_had_printed_before_is_no_word_on_its_end():
     assert [moment.at for moment in moments(hosts)] == [at(1.9), at(2.0)]
 
 
-def test_words_of_a_process_that_was_told_to_end_count_only_if_they_came_first():
+def test_clues_of_a_stopped_process_count_only_if_they_came_first():
     victim = ended(1, 3.0, by_agent=True)
     after = host(ended(0, 2.0), victim, clues=(clue(1, 2.5, "RuntimeError: told to stop"),))
     assert find_first_cause({"algo-1": after}).rank == 0
@@ -202,21 +202,21 @@ def test_words_of_a_process_that_was_told_to_end_count_only_if_they_came_first()
     assert (cause.rank, cause.exit_code, cause.message) == (1, None, "rank 1: RuntimeError: diverged")
 
 
-def test_what_the_agent_knows_for_certain_stands_before_an_exit_code():
+def test_facts_of_the_agent_take_precedence_over_an_exit_code():
     failure = Failure(fault=Fault.ALGORITHM.value, message=f"{OUT_OF_MEMORY}: the host's memory limit of 64 MiB")
     cause = find_first_cause({"algo-1": host(ended(0, 1.0, signum=9), failure=failure)})
     assert cause.message == failure.message
     assert (cause.verdict, cause.is_retryable, cause.exit_code) == ("memory", False, 137)
 
 
-def test_the_failure_file_takes_the_place_of_the_words_and_not_of_the_facts():
+def test_the_failure_file_replaces_the_message_and_not_the_facts():
     hosts = {"algo-1": host(ended(0, 1.0), clues=(clue(0, 1.0, "ValueError: x"),), failure_file="the table is empty")}
     cause = find_first_cause(hosts)
     assert cause.reason == "AlgorithmError: the table is empty, exit code: 1"
     assert (cause.host, cause.rank) == ("algo-1", 0)
 
 
-def test_a_lost_host_explains_the_connections_that_broke_before_it_was_given_up():
+def test_a_lost_host_explains_connections_that_broke_before_it_was_declared_lost():
     hosts = {
         "algo-1": host(ended(0, 1.0), clues=(clue(0, 1.0, "RuntimeError: Connection closed by peer [10.0.0.2]"),)),
         "algo-2": host(phase=HostPhase.LOST, lost_why="algo-2 was lost: its agent has been silent for 5.0 s"),
@@ -237,7 +237,7 @@ def lost(last_sign_s, *exits, **facts):
     "words",
     ["SystemExit: exit code 1", "SystemExit: my peer is gone", "RuntimeError: training failed", "ConnectionError: x"],
 )
-def test_a_rank_that_leaves_by_itself_after_the_last_sign_of_a_lost_host_has_answered_to_its_loss(words):
+def test_an_exit_after_the_last_sign_of_a_lost_host_is_an_effect_of_its_loss(words):
     """The loss is noticed at 50 s, long after the rank's end at 10 s."""
     survivor = host(ended(0, 10.0), clues=(clue(0, 10.0, words),))
     for hosts in ({"algo-1": survivor, "algo-2": lost(9.5)}, {"algo-2": lost(9.5), "algo-1": survivor}):
@@ -246,31 +246,31 @@ def test_a_rank_that_leaves_by_itself_after_the_last_sign_of_a_lost_host_has_ans
         assert (cause.fault, cause.may_be_answer) == ("infrastructure", False)
 
 
-def test_a_rank_that_leaves_before_the_last_sign_of_a_lost_host_is_the_cause():
+def test_a_rank_that_exits_before_the_last_sign_of_a_lost_host_is_the_cause():
     survivor = host(ended(0, 9.0, code=3), clues=(clue(0, 9.0, "SystemExit: exit code 3"),))
     cause = find_first_cause({"algo-1": survivor, "algo-2": lost(9.5)})
     assert (cause.host, cause.exit_code, cause.fault) == ("algo-1", 3, "algorithm")
 
 
-def test_an_error_of_the_code_is_no_answer_to_a_lost_host():
+def test_an_error_of_the_code_is_no_effect_of_a_lost_host():
     survivor = host(ended(0, 10.0), clues=(clue(0, 10.0, "KeyError: 'label'"),))
     cause = find_first_cause({"algo-1": survivor, "algo-2": lost(9.5)})
     assert (cause.host, cause.message) == ("algo-1", "rank 0: KeyError: 'label'")
 
 
-def test_what_a_lost_host_has_told_of_its_own_rank_is_no_answer_to_its_loss():
+def test_an_exit_that_the_lost_host_itself_reported_is_no_effect_of_its_loss():
     cause = find_first_cause({"algo-1": host(), "algo-2": lost(9.5, ended(2, 10.0, code=3))})
     assert (cause.host, cause.rank, cause.exit_code) == ("algo-2", 2, 3)
 
 
-def test_what_a_rank_of_a_host_that_is_cut_off_made_of_that_is_an_answer():
+def test_an_exit_on_a_cut_off_host_is_an_effect_of_the_cut():
     record = replace(lost(9.5, ended(2, 10.0)), is_cut_off=True)
     assert find_first_cause({"algo-1": host(), "algo-2": record}).message == LOST_WHY
 
 
 @pytest.mark.parametrize(("reaped_s", "cause_rank"), [(10.4, 2), (12.0, 0)])
 def test_a_killed_rank_counts_from_before_its_reaping(reaped_s, cause_rank):
-    """The other rank sees the broken connection and leaves before anybody has taken the dead one off the list."""
+    """The other rank sees the broken connection and exits before the dead rank has been reaped."""
     hosts = {
         "algo-1": host(ended(0, 10.1), clues=(clue(0, 10.0, "SystemExit: exit code 1"),)),
         "algo-2": host(ended(2, reaped_s, signum=9)),
@@ -293,18 +293,18 @@ def test_a_killed_rank_counts_from_before_its_reaping(reaped_s, cause_rank):
         (ended(0, 1.0, signum=11), "", False),
     ],
 )
-def test_what_a_rank_can_have_made_of_a_loss_that_nobody_has_noticed_is_told(exit_of_rank, words, may_be_answer):
+def test_exits_that_may_be_effects_of_an_unnoticed_loss_are_marked(exit_of_rank, words, may_be_answer):
     cause = find_first_cause({"algo-1": host(exit_of_rank, clues=(clue(0, 1.0, words),) if words else ())})
     assert cause.may_be_answer is may_be_answer
 
 
-def test_the_last_line_that_a_rank_has_printed_is_no_word_of_an_exception():
+def test_the_last_line_of_output_is_no_message_of_an_exception():
     failure = Failure(fault=Fault.ALGORITHM.value, message="rank 0 ended with exit code 1: caught: timed out")
     cause = find_first_cause({"algo-1": host(ended(0, 1.0), failure=failure)})
     assert (cause.message, cause.may_be_answer) == (failure.message, True)
 
 
-def test_a_rank_that_was_leaving_by_itself_when_it_was_told_to_has_its_own_exit_code():
+def test_a_rank_that_was_exiting_when_it_was_stopped_has_its_own_exit_code():
     effect = "ConnectionResetError: [Errno 104] Connection reset by peer"
     hosts = {
         "algo-1": host(ended(0, 2.0), clues=(clue(0, 1.9, effect),)),
@@ -315,7 +315,7 @@ def test_a_rank_that_was_leaving_by_itself_when_it_was_told_to_has_its_own_exit_
     assert cause.reason == "AlgorithmError: algo-2: rank 2 ended with exit code 3, exit code: 3"
 
 
-def test_words_of_a_rank_that_was_told_to_end_may_be_an_answer_like_any_others():
+def test_a_clue_of_a_stopped_rank_may_be_an_effect_of_a_loss():
     leaving = host(ended(0, 11.0, by_agent=True, signum=15), clues=(clue(0, 10.0, "SystemExit: my peer is gone"),))
     other = host(ended(1, 10.5), clues=(clue(1, 10.5, "ConnectionResetError: x"),))
     assert find_first_cause({"algo-1": leaving, "algo-2": lost(9.5), "algo-3": other}).host == "algo-2"
@@ -326,7 +326,7 @@ def test_hosts_without_failures_have_no_cause():
 
 
 @given(st.permutations(range(4)), st.integers(0, 3))
-def test_whichever_rank_fails_first_is_named_whatever_the_order_of_reports(order, first):
+def test_the_first_failed_rank_is_named_for_any_order_of_reports(order, first):
     """Four ranks on two hosts; the first raises, the others lose their connections in any order, soon after."""
     exits, clues = {}, {}
     for place, rank in enumerate(order):
@@ -358,7 +358,7 @@ def test_whichever_rank_fails_first_is_named_whatever_the_order_of_reports(order
         ("rank 0 ended with exit code 3", Verdict.USER, False),
     ],
 )
-def test_words_of_programs_are_judged(words, verdict, is_retryable):
+def test_messages_of_programs_are_judged(words, verdict, is_retryable):
     judgement = judge(Fault.ALGORITHM, words)
     assert (judgement.verdict, judgement.is_retryable) == (verdict, is_retryable)
 
@@ -373,12 +373,12 @@ def test_words_of_programs_are_judged(words, verdict, is_retryable):
         (Fault.INFRASTRUCTURE, "algo-2 was lost", True, Verdict.HOST, True),
     ],
 )
-def test_what_is_not_the_programs_is_judged_by_its_fault(fault, words, may_retry, verdict, is_retryable):
+def test_failures_outside_the_program_are_judged_by_their_fault(fault, words, may_retry, verdict, is_retryable):
     judgement = judge(fault, words, may_retry=may_retry)
     assert (judgement.verdict, judgement.is_retryable) == (verdict, is_retryable)
 
 
-def test_what_a_machine_lacks_until_it_is_installed_is_tried_once(tmp_path, monkeypatch):
+def test_a_program_missing_on_the_machine_is_not_retried(tmp_path, monkeypatch):
     monkeypatch.setattr(installation.sys, "executable", str(tmp_path / "python"))
     for call, argument in ((installation.find_uv, {"PATH": str(tmp_path)}), (require_interpreter, "/no/bin/python")):
         with pytest.raises(AgentError) as caught:
@@ -390,7 +390,7 @@ def test_what_a_machine_lacks_until_it_is_installed_is_tried_once(tmp_path, monk
 
 
 def with_gpu_error(record, xid, seconds, *, gpu=1):
-    """Return a host whose driver has told of an error in the half second before `seconds`."""
+    """Return a host whose driver reported an error within the half second before `seconds`."""
     error = GpuError(gpu=gpu, xid=xid, not_before=at(seconds - 0.5), at=at(seconds))
     return replace(record, facts=replace(record.facts, gpu_errors=(error,)))
 
@@ -398,7 +398,7 @@ def with_gpu_error(record, xid, seconds, *, gpu=1):
 CUDA_ERROR = "torch.AcceleratorError: CUDA error: unspecified launch failure"
 
 
-def test_a_gpu_that_has_failed_is_the_cause_of_what_its_ranks_say():
+def test_a_failed_gpu_is_the_cause_of_its_ranks_errors():
     hosts = {
         "algo-1": host(ended(0, 9.1), clues=(clue(0, 9.1, "torch.distributed.DistBackendError: NCCL error"),)),
         "algo-2": with_gpu_error(host(ended(1, 9.0), clues=(clue(1, 8.9, CUDA_ERROR),)), 79, 9.3),
@@ -409,18 +409,18 @@ def test_a_gpu_that_has_failed_is_the_cause_of_what_its_ranks_say():
     assert (cause.verdict, cause.is_retryable, cause.exit_code) == (Verdict.HOST.value, True, None)
 
 
-def test_a_gpu_may_have_failed_long_before_the_ranks_that_wait_for_it_say_so():
+def test_a_gpu_may_have_failed_long_before_its_waiting_ranks_time_out():
     waiting = clue(0, 610.0, "torch.distributed.DistBackendError: Watchdog caught collective operation timeout")
     hosts = {"algo-1": with_gpu_error(host(ended(0, 611.0), clues=(waiting,)), 119, 8.0, gpu=0)}
     assert find_first_cause(hosts).message.startswith("GPU 0 has failed: Xid 119")
 
 
-def test_an_error_that_the_program_outlived_is_not_its_cause():
+def test_a_gpu_error_that_the_program_outlived_is_not_the_cause():
     record = host(ended(0, 4000.0), clues=(clue(0, 4000.0, CUDA_ERROR),))
     assert "CUDA error" in find_first_cause({"algo-1": with_gpu_error(record, 74, 9.0)}).message
 
 
-def test_an_error_that_nobody_looked_for_until_the_failure_may_be_too_old_to_blame():
+def test_a_gpu_error_first_read_at_the_failure_may_be_too_old_to_blame():
     record = host(ended(0, 4000.0), clues=(clue(0, 4000.0, CUDA_ERROR),))
     for not_before, is_blamed in ((10.0, False), (3500.0, True)):
         error = GpuError(gpu=0, xid=94, not_before=at(not_before), at=at(4001.0))
@@ -429,13 +429,13 @@ def test_an_error_that_nobody_looked_for_until_the_failure_may_be_too_old_to_bla
 
 
 @pytest.mark.parametrize("xid", [13, 31, 43, 45, 63, 777])
-def test_an_error_that_programs_bring_about_leaves_the_cause_with_the_program(xid):
+def test_a_gpu_error_that_programs_cause_is_the_programs_fault(xid):
     record = host(ended(0, 9.0), clues=(clue(0, 9.0, CUDA_ERROR),))
     cause = find_first_cause({"algo-1": with_gpu_error(record, xid, 8.9)})
     assert (cause.rank, cause.fault, cause.is_retryable) == (0, Fault.ALGORITHM.value, False)
 
 
-def test_a_mistake_in_the_code_stays_the_cause_whatever_the_driver_says():
+def test_an_error_of_the_code_stays_the_cause_despite_gpu_errors():
     hosts = {
         "algo-1": host(ended(0, 9.0), clues=(clue(0, 9.0, "KeyError: 'label'"),)),
         "algo-2": with_gpu_error(host(ended(1, 9.5), clues=(clue(1, 9.4, CUDA_ERROR),)), 94, 9.2),
@@ -443,14 +443,14 @@ def test_a_mistake_in_the_code_stays_the_cause_whatever_the_driver_says():
     assert find_first_cause(hosts).message == "rank 0: KeyError: 'label'"
 
 
-def test_an_error_of_another_hosts_gpu_or_of_later_explains_nothing():
+def test_gpu_errors_of_another_host_or_of_a_later_time_explain_nothing():
     failed = host(ended(0, 9.0), clues=(clue(0, 9.0, CUDA_ERROR),))
     for elsewhere in (with_gpu_error(host(ended(1, 9.5, by_agent=True)), 79, 8.0), with_gpu_error(host(), 79, 30.0)):
         assert find_first_cause({"algo-1": failed, "algo-2": elsewhere}).host == "algo-1"
     assert find_first_cause({"algo-1": with_gpu_error(failed, 79, 30.0)}).rank == 0
 
 
-def test_a_program_that_was_ended_because_it_hung_on_a_failed_gpu_is_told_by_the_gpu():
+def test_the_failed_gpu_is_the_cause_of_a_program_ended_for_a_hang():
     hung = Failure(fault=Fault.INFRASTRUCTURE.value, message="the program got nowhere", retryable=True, at=at(300))
     record = host(ended(0, 301.0, signum=9, by_agent=True), failure=hung)
     assert find_first_cause({"algo-1": with_gpu_error(record, 79, 20.0)}).message.startswith("GPU 1 has failed")

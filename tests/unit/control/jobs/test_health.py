@@ -1,4 +1,4 @@
-"""Sick hosts, and the consequences before the program starts."""
+"""Sick hosts and links, and the consequences before the program starts."""
 
 import pytest
 from job_script import PLAN, Script
@@ -34,7 +34,7 @@ def names(sicknesses):
     return [(sick.host, sick.peer) for sick in sicknesses]
 
 
-def test_nobody_is_sick_where_all_is_well_or_only_worth_a_look():
+def test_no_host_is_sick_with_only_good_findings_and_warnings():
     findings = well()
     findings["algo-1"].append(finding("algo-1", check=Check.MEMORY, state=WARN))
     assert health.diagnose(findings) == ()
@@ -46,14 +46,14 @@ def test_a_host_with_a_bad_check_of_its_own_is_sick():
     assert (sick.host, sick.peer, sick.reason) == ("algo-2", None, "disk: disk words (a cause)")
 
 
-def test_one_bad_link_is_a_sick_link_told_once():
+def test_one_bad_link_is_reported_once_as_a_sick_link():
     findings = with_bad(well(), ("algo-3", "algo-1", Check.MTU), ("algo-1", "algo-3", Check.MTU))
     (sick,) = health.diagnose(findings)
     assert (sick.host, sick.peer) == ("algo-1", "algo-3")
     assert sick.reason == "algo-1 to algo-3, mtu: mtu words (a cause)"
 
 
-def test_the_second_end_of_a_link_is_heard_where_it_knows_another_cause():
+def test_the_second_end_of_a_link_is_reported_if_it_has_another_cause():
     findings = with_bad(well(), ("algo-1", "algo-3", Check.REACH))
     findings["algo-3"].append(finding("algo-3", "algo-1", check=Check.REACH, state=BAD, words="x", cause="one way"))
     (sick,) = health.diagnose(findings)
@@ -67,17 +67,17 @@ def test_a_host_most_of_whose_links_are_bad_is_sick_itself():
     assert sick.reason.startswith("3 of its 3 links are bad; algo-1 to algo-4, reach")
 
 
-def test_hosts_that_only_miss_sick_ones_are_well():
+def test_hosts_whose_only_bad_links_lead_to_sick_hosts_are_well():
     bad = [(host, peer, Check.REACH) for host in HOSTS[:2] for peer in HOSTS[2:]]
     findings = with_bad(well(), *bad, ("algo-3", "algo-4", Check.REACH))
     assert names(health.diagnose(findings)) == [("algo-3", None), ("algo-4", None)]
 
 
-def test_of_two_hosts_the_link_is_sick_for_nobody_can_tell():
+def test_of_two_hosts_the_link_is_sick_since_the_culprit_is_unknown():
     assert names(health.diagnose(with_bad(well(HOSTS[:2]), ("algo-2", "algo-1", Check.LOSS)))) == [("algo-1", "algo-2")]
 
 
-def test_a_route_belongs_to_its_host_and_explains_what_its_peers_miss():
+def test_a_bad_route_makes_its_host_sick_and_explains_bad_links_of_peers():
     findings = with_bad(
         well(), ("algo-1", "algo-2", Check.ROUTE), ("algo-2", "algo-1", Check.REACH), ("algo-3", "algo-1", Check.REACH)
     )
@@ -86,7 +86,7 @@ def test_a_route_belongs_to_its_host_and_explains_what_its_peers_miss():
     assert "route" in sick.reason
 
 
-def test_a_link_that_is_much_slower_one_way_is_worth_a_look_and_no_longer_praised():
+def test_a_link_that_is_much_slower_in_one_direction_gets_a_warning():
     findings = {
         "algo-1": [finding("algo-1", "algo-2", rate=4000.0)],
         "algo-2": [finding("algo-2", "algo-1", rate=90.0)],
@@ -99,7 +99,7 @@ def test_a_link_that_is_much_slower_one_way_is_worth_a_look_and_no_longer_praise
 
 
 @pytest.mark.parametrize("rates", [(4000.0, 1000.0), (9000.0, 600.0), (90.0, 80.0), (None, 80.0)])
-def test_rates_that_short_bursts_cannot_tell_apart_are_left_alone(rates):
+def test_rates_that_short_bursts_cannot_distinguish_get_no_warning(rates):
     findings = {
         "algo-1": (finding("algo-1", "algo-2", rate=rates[0]),),
         "algo-2": (finding("algo-2", "algo-1", rate=rates[1]),),
@@ -118,7 +118,7 @@ SICK = (finding("algo-1", "algo-2", check=Check.MTU, state=BAD, words="packets v
 WELL = (finding("algo-2", "algo-1"),)
 
 
-def test_a_sick_link_ends_the_attempt_before_the_program_and_the_job_is_tried_again():
+def test_a_sick_link_ends_the_attempt_before_the_program_and_restarts_the_job():
     script = script_of("replace", restart_rule=RestartRule(max_restarts=1)).all(HostPhase.PREPARING)
     script.report("algo-1", HostPhase.PREPARING, health=SICK)
     assert script.job.failure is None, "the other end has not been heard"
@@ -140,7 +140,7 @@ def test_without_restarts_the_job_fails_with_the_finding_as_its_reason():
     assert script.job.status.value == "Failed"
 
 
-def test_a_sick_link_is_only_told_where_nothing_else_was_asked_for():
+def test_a_sick_link_is_only_reported_with_the_action_warn():
     script = script_of("warn").all(HostPhase.PREPARING).report("algo-2", HostPhase.PREPARED, health=WELL)
     script.report("algo-1", HostPhase.PREPARED, health=SICK)
     assert script.job.failure is None
@@ -148,7 +148,7 @@ def test_a_sick_link_is_only_told_where_nothing_else_was_asked_for():
     assert health.why_replaced(script.job) == ""
 
 
-def test_what_is_found_while_the_program_runs_ends_nothing():
+def test_findings_while_the_program_runs_end_nothing():
     script = script_of("replace").all(HostPhase.PREPARING)
     script.report("algo-1", HostPhase.PREPARED, health=(finding("algo-1", "algo-2"),))
     script.report("algo-2", HostPhase.PREPARED, health=WELL)
@@ -158,7 +158,7 @@ def test_what_is_found_while_the_program_runs_ends_nothing():
 
 
 def clocks(**offsets_s):
-    """Return findings on clocks, by host; each agrees with the service's."""
+    """Return findings about clocks, by host; each says that its offset from the service's clock is fine."""
     return {
         host.replace("_", "-"): [
             HealthFinding(
@@ -179,7 +179,7 @@ def clocks(**offsets_s):
         ({"algo_1": None, "algo_2": 1.9}, None),
     ],
 )
-def test_clocks_of_a_gang_that_differ_are_told_of_the_one_further_off(offsets_s, told):
+def test_of_two_differing_clocks_the_one_further_off_gets_a_warning(offsets_s, told):
     found = health.with_skew(clocks(**offsets_s))
     warned = [(host, item.words) for host, items in found.items() for item in items if item.state is WARN]
     assert len(warned) == (told is not None)
@@ -189,7 +189,7 @@ def test_clocks_of_a_gang_that_differ_are_told_of_the_one_further_off(offsets_s,
     assert health.diagnose(found) == ()
 
 
-def test_a_clock_that_is_far_off_is_told_once():
+def test_a_clock_that_is_far_off_is_reported_once():
     findings = clocks(algo_1=90.0, algo_2=0.0)
     findings["algo-1"] = [
         HealthFinding(check=Check.CLOCK, state=BAD, host="algo-1", words="90 s ahead", clock_offset_s=90.0)

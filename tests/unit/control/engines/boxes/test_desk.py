@@ -1,4 +1,4 @@
-"""Requests of boxes and of their owner: tokens, orders that wait, joining, removal, impossible reports."""
+"""Requests of boxes and of their owner: tokens, long polls for orders, joining, removal, impossible reports."""
 
 import asyncio
 from dataclasses import replace
@@ -33,7 +33,7 @@ async def refusal(call):
     return caught.value.http_status, caught.value.message
 
 
-async def test_a_token_opens_its_own_box_until_there_is_a_new_one(world, desk):
+async def test_a_token_is_valid_for_its_own_box_until_it_is_replaced(world, desk):
     await world.add("box1", "box2")
     old = world.boxes["box1"].token
     desk.authorize("box1", old)
@@ -47,12 +47,12 @@ async def test_a_token_opens_its_own_box_until_there_is_a_new_one(world, desk):
     assert (await refusal(lambda: desk.authorize("box1", old)))[0] == 403
 
 
-async def test_before_the_engine_has_started_no_box_is_told_that_it_was_removed(world):
+async def test_before_the_engine_has_started_boxes_get_503_instead_of_a_removal(world):
     desk = BoxDesk(world.scheduler._book, FakeClock())
     assert (await refusal(lambda: desk.authorize("box1", "x")))[0] == 503
 
 
-async def test_a_service_with_other_hosts_says_how_to_get_boxes():
+async def test_a_service_with_another_engine_names_the_setting_for_boxes():
     told = "this service gets its hosts from slurm; start it with: clary up --engine boxes"
     assert await refusal(lambda: require_desk(None, "slurm")) == (409, told)
 
@@ -93,7 +93,7 @@ async def test_orders_wait_until_they_are_others(world, desk):
     assert 0.1 <= asyncio.get_running_loop().time() - began < 2.0
 
 
-async def test_orders_do_not_wait_while_the_service_leaves(world, desk):
+async def test_a_poll_for_orders_ends_at_once_while_the_service_stops(world, desk):
     await world.add("box1")
     version = (await world.boxes["box1"].ask()).version
     waiting = asyncio.create_task(world.boxes["box1"].ask(wait_s=5.0, after=version))
@@ -103,7 +103,7 @@ async def test_orders_do_not_wait_while_the_service_leaves(world, desk):
     await asyncio.wait_for(world.boxes["box1"].ask(wait_s=5.0, after=(await world.boxes["box1"].ask()).version), 2.0)
 
 
-async def test_a_report_that_was_overtaken_changes_nothing(world, desk):
+async def test_an_outdated_report_changes_nothing(world, desk):
     await world.add("box1")
     await world.scheduler.ask(order(1))
     box = world.boxes["box1"]
@@ -117,7 +117,7 @@ async def test_a_report_that_was_overtaken_changes_nothing(world, desk):
     assert not (await world.told()).members[0].is_alive
 
 
-async def test_a_box_that_has_lost_its_records_ends_what_it_can_not_name(world):
+async def test_a_box_without_records_ends_leases_that_it_cannot_name(world):
     await world.add("box1")
     await world.scheduler.ask(order(1))
     await world.obey()
@@ -130,7 +130,7 @@ async def test_a_box_that_has_lost_its_records_ends_what_it_can_not_name(world):
     assert world.state("box1")["state"] == "ready"
 
 
-async def test_a_lease_that_is_not_the_boxes_changes_nothing(world):
+async def test_a_report_on_the_lease_of_another_box_changes_nothing(world):
     await world.add("box1", "box2")
     await world.scheduler.ask(order(1))
     await world.obey()
@@ -140,7 +140,7 @@ async def test_a_lease_that_is_not_the_boxes_changes_nothing(world):
     assert (await world.told()).members[0].is_alive
 
 
-async def test_a_removed_box_ends_what_it_runs_and_is_then_forgotten(world, desk):
+async def test_a_removed_box_ends_its_leases_and_is_then_forgotten(world, desk):
     await world.add("box1", "box2")
     await world.scheduler.ask(order(1))
     await world.obey()
@@ -158,7 +158,7 @@ async def test_a_removed_box_ends_what_it_runs_and_is_then_forgotten(world, desk
     assert (await world.told()).members[0].node == "box2"
 
 
-async def test_a_silent_box_goes_when_it_answers_or_by_force(world, desk):
+async def test_a_silent_box_is_removed_when_it_answers_or_by_force(world, desk):
     await world.add("box1", "box2")
     await world.scheduler.ask(order(1))
     await world.obey()
@@ -174,7 +174,7 @@ async def test_a_silent_box_goes_when_it_answers_or_by_force(world, desk):
     assert [row["name"] for row in world.scheduler.desk.page()["boxes"]] == ["box2"]
 
 
-async def test_what_is_done_to_a_box_that_is_not_there_says_so(desk):
+async def test_an_action_on_an_unknown_box_is_an_error(desk):
     told = 404, "there is no box 'box9'; see: clary hosts"
     for call in (desk.drain, desk.resume, lambda name: desk.remove(name, is_forced=True)):
         assert await refusal(lambda call=call: call("box9")) == told
@@ -244,12 +244,12 @@ async def test_reports_that_no_daemon_makes_are_refused(world, desk, changes):
     assert (await refusal(lambda: desk.orders("box1", report, "")))[0] == 400
 
 
-async def test_the_boots_source_is_had_by_its_digest(desk):
+async def test_the_boots_source_can_be_fetched_by_its_digest(desk):
     assert desk.boot_source(desk.boot_digest) == b"print('boot')"
     assert (await refusal(lambda: desk.boot_source("0" * 64)))[0] == 404
 
 
-async def test_what_waits_is_on_the_owners_page(world, desk):
+async def test_waiting_requests_are_on_the_owners_page(world, desk):
     await world.add("box1")
     await world.scheduler.ask(order(2))
     assert desk.page()["waiting"] == [

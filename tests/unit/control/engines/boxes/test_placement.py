@@ -1,4 +1,4 @@
-"""Boxes that hosts get, and words for hosts that wait."""
+"""The boxes that hosts get, and messages for hosts that wait."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def test_a_host_gets_the_smallest_box_that_fits():
     assert place([request(1, wish(0, memory_bytes=9 * GIB))], boxes).placed == {1: {0: "large"}}
 
 
-def test_a_kind_that_is_named_is_taken_and_no_other():
+def test_only_boxes_of_the_named_kind_are_assigned():
     boxes = [box("b1"), box("b2", 64, 500)]
     assert place([request(1, wish(0, kind="64cpu-500gib"))], boxes).placed == {1: {0: "b2"}}
     waits = place([request(1, wish(0, kind="1cpu-1gib"))], boxes).waits
@@ -55,7 +55,7 @@ def test_a_host_that_fits_anywhere_leaves_the_special_box_to_the_one_that_needs_
     assert place([request(1, *hosts)], boxes).placed == {1: {0: "deep", 1: "wide"}}
 
 
-def test_who_came_first_is_served_first_and_keeps_boxes_that_it_could_use():
+def test_the_first_request_keeps_boxes_that_it_could_use():
     boxes = [box("b1"), box("gpu", num_gpus=1)]
     outcome = place([request(2, wish(0)), request(1, wish(0, num_gpus=1), wish(1, num_gpus=1))], boxes)
     assert outcome.placed == {2: {0: "b1"}}
@@ -68,7 +68,7 @@ def test_who_came_first_is_served_first_and_keeps_boxes_that_it_could_use():
     )
 
 
-def test_what_is_waited_for_is_named():
+def test_the_message_names_the_boxes_that_are_waited_for():
     boxes = [
         box("box1", state=BoxState.BUSY, runs="job-7"),
         box("box2", state=BoxState.DRAINED),
@@ -82,7 +82,7 @@ def test_what_is_waited_for_is_named():
     assert place([request(1, wish(0))], []).waits == {1: told}
 
 
-def test_kinds_are_told_apart_by_what_a_job_sees():
+def test_kinds_differ_by_the_resources_that_a_job_sees():
     from spoken_boxes import facts
 
     assert kind_of(facts("a")) == "8cpu-62gib"
@@ -128,7 +128,7 @@ def test_no_box_is_given_twice_none_is_too_small_and_a_lone_gang_that_could_be_p
 
 
 def _can_be_placed(hosts, boxes):
-    """Try every way."""
+    """Return whether any assignment of boxes to hosts is possible, by trying all."""
     if not hosts:
         return True
     return any(
@@ -138,7 +138,7 @@ def _can_be_placed(hosts, boxes):
 
 
 @pytest.mark.parametrize("state", [state for state in BoxState if state is not BoxState.READY])
-def test_a_box_that_is_not_ready_gets_nothing(state):
+def test_a_box_that_is_not_ready_gets_no_host(state):
     assert place([request(1, wish(0))], [box("b1", state=state)]).placed == {}
 
 

@@ -1,4 +1,4 @@
-"""Leases of boxes: asked for, placed, ended, lost and found again, with a service that may be killed at any moment."""
+"""Leases of boxes: requested, placed, ended, lost and found again, with a service that may be killed at any moment."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ async def world(tmp_path):
     return await SpokenBoxes(tmp_path / "boxes", FakeClock()).open()
 
 
-def test_it_is_a_cluster_scheduler(tmp_path):
+def test_the_boxes_scheduler_implements_the_cluster_protocol(tmp_path):
     scheduler: ClusterScheduler = BoxesScheduler(tmp_path, FakeClock())
     assert scheduler.name == "boxes"
 
@@ -39,7 +39,7 @@ async def test_a_gang_gets_its_boxes_and_is_granted_once_all_have_started(world)
     assert world.state("box1")["runs"][0]["job"] == "job-7"
 
 
-async def test_asking_again_asks_for_nothing_more(world):
+async def test_a_repeated_request_adds_no_lease(world):
     await world.add("box1", "box2", "box3")
     for _ in range(3):
         await world.scheduler.ask(order(2))
@@ -47,7 +47,7 @@ async def test_asking_again_asks_for_nothing_more(world):
     assert [world.state(name)["state"] for name in ("box1", "box2", "box3")] == ["busy", "busy", "ready"]
 
 
-async def test_a_job_waits_in_words_and_is_served_once_the_first_has_ended(world):
+async def test_a_job_waits_with_a_reason_and_is_placed_once_the_first_has_ended(world):
     await world.add("box1", "box2")
     await world.scheduler.ask(order(2))
     await world.obey()
@@ -68,7 +68,7 @@ async def test_a_job_waits_in_words_and_is_served_once_the_first_has_ended(world
     assert await world.scheduler.end("pool_00000000dead") is Ended.CERTAIN
 
 
-async def test_a_host_that_was_lost_is_asked_for_alone(world):
+async def test_only_the_lost_host_of_a_gang_is_requested_again(world):
     await world.add("box1", "box2", "box3")
     await world.scheduler.ask(order(2))
     await world.obey()
@@ -122,7 +122,7 @@ async def test_a_box_that_comes_back_in_time_keeps_its_host(world):
     assert (await world.told()).members[0].is_alive
 
 
-async def test_the_end_of_a_host_is_certain_once_its_box_has_said_so(world):
+async def test_the_end_of_a_host_is_certain_once_its_box_has_reported_it(world):
     await world.add("box1", "box2")
     await world.scheduler.ask(order(2))
     await world.obey()
@@ -136,7 +136,7 @@ async def test_the_end_of_a_host_is_certain_once_its_box_has_said_so(world):
     assert await world.scheduler.end_host(TAG, 9) is Ended.CERTAIN
 
 
-async def test_the_end_of_a_host_waits_for_the_word_of_its_box(tmp_path):
+async def test_ending_a_host_waits_for_the_report_of_its_box(tmp_path):
     world = SpokenBoxes(tmp_path / "boxes", FakeClock())
     world.scheduler = BoxesScheduler(world.folder, world.clock, end_wait_s=20.0)
     await world.scheduler.start(BOOT)
@@ -162,7 +162,7 @@ async def test_a_host_that_waits_is_ended_at_once(world):
         await world.scheduler.ask(order(2))
 
 
-async def test_a_drained_box_gives_its_agent_a_notice_and_gets_nothing_new(world):
+async def test_a_drained_box_sends_its_agent_a_notice_and_gets_no_new_host(world):
     await world.add("box1", "box2")
     await world.scheduler.ask(order(1))
     await world.obey()
@@ -184,7 +184,7 @@ async def test_a_drained_box_gives_its_agent_a_notice_and_gets_nothing_new(world
     assert (await world.told(other)).members[0].node == "box1"
 
 
-async def test_capacity_is_told_by_kind_the_smallest_first(world):
+async def test_capacity_is_listed_by_kind_smallest_first(world):
     await world.add("gpu1", gpus=("GPU-a", "GPU-b"))
     await world.add("box1", "box2")
     await world.add("small", num_cpus=4, memory_bytes=8 * 1024**3, isolation="plain processes: no namespaces")
@@ -198,7 +198,7 @@ async def test_capacity_is_told_by_kind_the_smallest_first(world):
     assert (kinds[1].maps_to, kinds[0].isolation) == ("boxes box1, box2", "plain processes: no namespaces")
 
 
-async def test_a_proof_opens_its_own_host_alone_and_only_while_it_is_wanted(world):
+async def test_a_proof_is_valid_only_for_its_host_while_the_host_is_wanted(world):
     await world.add("box1", "box2")
     await world.scheduler.ask(order(2))
     proved = world.scheduler.why_not_proved
@@ -216,7 +216,7 @@ async def test_a_proof_opens_its_own_host_alone_and_only_while_it_is_wanted(worl
     assert proved(TAG, 0, mine) == f"no box has a lease of host 0 of {TAG}"
 
 
-async def test_the_next_service_knows_everything_and_gives_boxes_time_to_find_it(world):
+async def test_the_next_service_knows_all_leases_and_gives_boxes_time_to_reconnect(world):
     await world.add("box1", "box2")
     await world.scheduler.ask(order(2))
     await world.obey()
@@ -235,7 +235,7 @@ async def test_the_next_service_knows_everything_and_gives_boxes_time_to_find_it
     assert (await world.told()).members[0].is_alive
 
 
-async def test_a_box_that_was_free_is_not_given_away_before_it_is_heard(world):
+async def test_after_a_restart_a_free_box_gets_no_host_before_its_first_report(world):
     await world.add("box1")
     await world.open()
     await world.scheduler.ask(order(1))
@@ -245,15 +245,15 @@ async def test_a_box_that_was_free_is_not_given_away_before_it_is_heard(world):
 
 
 class Killed(Exception):
-    """Stands for SIGKILL."""
+    """Stands in for SIGKILL."""
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("number", range(1, 9))
-async def test_a_service_that_is_killed_at_any_write_gives_no_box_twice_and_forgets_nobody(
+async def test_a_service_killed_at_any_write_assigns_no_box_twice_and_loses_no_lease(
     tmp_path, monkeypatch, number, moment
 ):
-    """Kills at each replacement of a file in a life of two gangs; the next service goes on with the same calls."""
+    """Kill the service at each replacement of a file, for two gangs; the next service continues with the same calls."""
     from clary.control.engines.boxes import ledger
 
     world = await SpokenBoxes(tmp_path / "boxes", FakeClock()).open()
@@ -316,7 +316,7 @@ async def test_an_order_that_could_not_be_written_was_never_made(world, monkeypa
     assert (await world.told()).members[0].node == "box1"
 
 
-async def test_a_change_goes_to_its_end_when_its_caller_is_cancelled(world, monkeypatch):
+async def test_a_change_completes_when_its_caller_is_cancelled(world, monkeypatch):
     await world.add("box1")
     asking = asyncio.create_task(world.scheduler.ask(order(1)))
     await asyncio.sleep(0)
@@ -330,7 +330,7 @@ async def test_a_change_goes_to_its_end_when_its_caller_is_cancelled(world, monk
     assert [lease["phase"] for lease in stored["leases"]] == ["running"]
 
 
-async def test_what_is_over_is_forgotten_after_a_while(world):
+async def test_ended_allocations_are_forgotten_after_a_while(world):
     await world.add("box1")
     await world.scheduler.ask(order(1))
     await world.obey()
@@ -351,7 +351,7 @@ async def test_a_damaged_file_is_named(tmp_path):
         await BoxesScheduler(folder, FakeClock()).start(BOOT)
 
 
-async def test_files_are_their_owners_alone(world):
+async def test_files_are_private_to_their_owner(world):
     await world.add("box1")
     await world.scheduler.ask(order(1))
     files = [path for path in world.folder.rglob("*") if path.is_file()]
@@ -360,7 +360,7 @@ async def test_files_are_their_owners_alone(world):
     assert world.boxes["box1"].token not in "".join(path.read_text() for path in files)
 
 
-async def test_wishes_of_one_order_may_differ(world):
+async def test_hosts_of_one_order_may_need_different_resources(world):
     await world.add("box1", "box2")
     await world.add("gpu", gpus=("GPU-a",))
     mixed = order(1)

@@ -1,4 +1,4 @@
-"""The engine of other machines over a scheduler in memory: grants, launches, losses, notices, ends."""
+"""The engine of a cluster over a scheduler in memory: grants, launches, losses, notices, ends."""
 
 import asyncio
 from dataclasses import replace
@@ -32,7 +32,7 @@ BUNDLE = Bundle("d" * 64, b"zip")
 
 
 class FakeScheduler:
-    """Keeps allocations in memory, as a test writes them."""
+    """Keeps allocations in memory, as a test sets them."""
 
     name = "slurm"
 
@@ -122,7 +122,7 @@ async def enrolled(engine, *indices):
         await engine.enrolments.enrol(TAG, index, question(index))
 
 
-async def test_a_wait_is_told_in_the_schedulers_words_and_a_grant_names_the_nodes(engine, scheduler):
+async def test_a_wait_has_the_schedulers_reason_and_a_grant_names_the_nodes(engine, scheduler):
     await engine.ask(order())
     assert (await engine.grant(TAG, 2)).words == "slurm has been asked for 2 hosts."
     scheduler.found = {TAG: Allocation(state=AllocationState.PENDING, reason="Slurm job 7 waits: Resources")}
@@ -134,7 +134,7 @@ async def test_a_wait_is_told_in_the_schedulers_words_and_a_grant_names_the_node
     assert (grant.is_granted, grant.words) == (True, "2 hosts were granted: n0 n1")
 
 
-async def test_a_gang_is_launched_with_what_its_nodes_have_told(engine, scheduler, plan):
+async def test_a_gang_is_launched_with_the_facts_of_its_nodes(engine, scheduler, plan):
     scheduler.found = {TAG: granted(True, True)}
     await engine.ask(order())
     launching = asyncio.ensure_future(engine.launch(plan))
@@ -161,19 +161,19 @@ async def test_a_gang_is_launched_with_what_its_nodes_have_told(engine, schedule
         ({TAG: granted(True, False, why_dead="node n1 is down")}, "node n1 is down"),
     ],
 )
-async def test_a_launch_ends_with_the_allocation_and_says_why(engine, scheduler, plan, state, why):
+async def test_a_launch_fails_with_the_reason_when_its_allocation_ends(engine, scheduler, plan, state, why):
     await engine.ask(order())
     scheduler.found = state
     with pytest.raises(EngineError, match=why):
         await asyncio.wait_for(engine.launch(plan), 10)
 
 
-async def test_nobody_is_lost_while_the_scheduler_does_not_answer(engine, scheduler, plan):
+async def test_no_host_is_lost_while_the_scheduler_does_not_answer(engine, scheduler, plan):
     scheduler.error = EngineError("slurmctld does not answer", retryable=True)
     assert await engine.hosts(plan) == dict.fromkeys(("algo-1", "algo-2"), HostState(is_alive=True))
 
 
-async def test_the_end_of_a_host_and_its_reason_are_told(engine, scheduler, plan):
+async def test_the_end_of_a_host_is_reported_with_its_reason(engine, scheduler, plan):
     scheduler.found = {TAG: granted(True, False, why_dead="Slurm job 20 was cancelled by root")}
     ended = HostState(is_alive=False, why_dead="Slurm job 20 was cancelled by root")
     assert await engine.hosts(plan) == {"algo-1": HostState(is_alive=True), "algo-2": ended}
@@ -181,7 +181,7 @@ async def test_the_end_of_a_host_and_its_reason_are_told(engine, scheduler, plan
     assert await engine.hosts(plan) == dict.fromkeys(("algo-1", "algo-2"), HostState(is_alive=False))
 
 
-async def test_notices_are_told_by_host(engine, scheduler, plan):
+async def test_notices_are_reported_by_host(engine, scheduler, plan):
     notice = Notice(kind=NoticeKind.RECLAIMED, why="preempted", ends_at=datetime(2026, 1, 1, tzinfo=UTC))
     member = Member(node="n1", is_alive=True, notice=notice)
     scheduler.found = {TAG: Allocation(state=AllocationState.ENDING, members={1: member})}
@@ -190,7 +190,7 @@ async def test_notices_are_told_by_host(engine, scheduler, plan):
     assert told["algo-1"].capacity_ends is None
 
 
-async def test_a_lost_host_is_asked_for_again_and_its_number_is_free(engine, scheduler, clock):
+async def test_a_lost_host_is_requested_again_and_its_index_is_free(engine, scheduler, clock):
     scheduler.found = {TAG: granted(True, True)}
     await engine.ask(order())
     await enrolled(engine, 0, 1)
@@ -201,7 +201,7 @@ async def test_a_lost_host_is_asked_for_again_and_its_number_is_free(engine, sch
     assert len(scheduler.orders) == 2
 
 
-async def test_a_boot_that_is_faster_than_the_schedulers_list_keeps_its_number(engine, scheduler):
+async def test_a_boot_that_precedes_the_schedulers_list_keeps_its_index(engine, scheduler):
     await engine.ask(order())
     await enrolled(engine, 0, 1)
     for stale in ({}, {TAG: granted(True)}, {TAG: granted(True, False)}):
@@ -210,7 +210,7 @@ async def test_a_boot_that_is_faster_than_the_schedulers_list_keeps_its_number(e
         assert set(engine.enrolments.reports(TAG)) == {0, 1}
 
 
-async def test_an_end_lets_nobody_in_and_ends_the_allocation(engine, scheduler, plan):
+async def test_an_ended_allocation_is_ended_in_the_scheduler_and_forgotten(engine, scheduler, plan):
     scheduler.found = {TAG: granted(True, True)}
     await engine.ask(order())
     await enrolled(engine, 0)
@@ -236,7 +236,7 @@ async def test_faults_of_a_rehearsal_are_refused_but_for_the_end_of_a_host(engin
             await work
 
 
-async def test_boots_that_end_again_and_again_are_not_asked_for_for_ever(engine, scheduler):
+async def test_boots_that_end_repeatedly_fail_the_request(engine, scheduler):
     for _ in range(2):
         scheduler.found = {TAG: granted(True, True)}
         await engine.ask(order())
@@ -252,14 +252,14 @@ async def test_boots_that_end_again_and_again_are_not_asked_for_for_ever(engine,
     await engine.ask(order())
 
 
-async def test_a_scheduler_whose_list_shows_the_order_is_asked_again_only_now_and_then(engine, scheduler, clock):
+async def test_a_listed_order_is_repeated_to_the_scheduler_only_at_intervals(engine, scheduler, clock):
     await engine.ask(order())
     scheduler.found = {TAG: Allocation(state=AllocationState.PENDING, reason="waits")}
     for _ in range(20):
         clock.advance(0.4)
         await engine.ask(order())
     assert len(scheduler.orders) == 1
-    clock.advance(10)  # an order that came through twice is mended then
+    clock.advance(10)  # this repair covers an order that was submitted twice
     await engine.ask(order())
     assert len(scheduler.orders) == 2
     for missing in (granted(True), granted(True, False)):
@@ -268,7 +268,7 @@ async def test_a_scheduler_whose_list_shows_the_order_is_asked_again_only_now_an
     assert len(scheduler.orders) == 4
 
 
-async def test_plain_processes_are_said_and_refused_where_the_setting_asks_for_namespaces(tmp_path, scheduler, plan):
+async def test_plain_processes_are_reported_and_refused_if_namespaces_are_required(tmp_path, scheduler, plan):
     boot = Boot(script="", service_url="https://head:4571", ca_pem="")
     scheduler.found = {TAG: granted(True, True)}
     for needs_namespaces in (False, True):
@@ -289,7 +289,7 @@ async def test_plain_processes_are_said_and_refused_where_the_setting_asks_for_n
             assert (await engine.launch(plan)).warnings[-1] == words
 
 
-async def test_a_fence_whose_record_cannot_be_written_says_so(engine, scheduler, plan, monkeypatch):
+async def test_a_fence_whose_record_cannot_be_written_is_an_error(engine, scheduler, plan, monkeypatch):
     scheduler.found = {TAG: granted(True, True)}
     await engine.ask(order())
     await enrolled(engine, 0, 1)
@@ -303,7 +303,7 @@ async def test_a_fence_whose_record_cannot_be_written_says_so(engine, scheduler,
     assert set(engine.enrolments.reports(TAG)) == {0}
 
 
-async def test_a_launch_whose_allocation_was_given_up_ends(engine, scheduler, plan):
+async def test_a_launch_ends_when_its_allocation_is_released(engine, scheduler, plan):
     scheduler.found = {TAG: granted(True, True)}
     await engine.ask(order())
     launching = asyncio.ensure_future(engine.launch(plan))

@@ -1,4 +1,4 @@
-"""Boots that enrol: in any order, twice, late, with a wrong proof, two for one number, after a restart."""
+"""Boots that enrol: in any order, twice, late, with a wrong proof, two for one index, after a restart."""
 
 import asyncio
 import json
@@ -63,7 +63,7 @@ async def refusal(enrolments, index, question, tag=TAG):
     return refused.value.message
 
 
-async def test_a_gang_goes_together_once_it_is_complete_and_admitted(enrolments):
+async def test_a_gang_starts_together_once_it_is_complete_and_admitted(enrolments):
     second = asyncio.ensure_future(enrolments.enrol(TAG, 1, asked("b" * 32, wait_s=20, node="n2")))
     assert isinstance(await enrolments.enrol(TAG, 0, asked()), Standby)
     assert await enrolments.wait(TAG, 5)
@@ -74,7 +74,7 @@ async def test_a_gang_goes_together_once_it_is_complete_and_admitted(enrolments)
     assert {index: one.node for index, one in enrolments.reports(TAG).items()} == {0: "n1", 1: "n2"}
 
 
-async def test_an_answer_that_was_lost_is_given_again_to_the_same_boot_alone(enrolments):
+async def test_a_lost_response_is_repeated_only_to_the_same_boot(enrolments):
     enrolments.admit(TAG, {0: admission(0)})
     assert isinstance(await enrolments.enrol(TAG, 0, asked()), Admission)
     assert isinstance(await enrolments.enrol(TAG, 0, asked()), Admission)
@@ -92,13 +92,13 @@ async def test_an_answer_that_was_lost_is_given_again_to_the_same_boot_alone(enr
         (0, asked(addresses=(Address(interface="e", address="10.0.0.1", prefix_length=24),) * 300), "at most 256"),
     ],
 )
-async def test_a_boot_that_nobody_wants_is_told_so_and_changes_nothing(enrolments, tmp_path, index, question, why):
+async def test_an_unwanted_boot_is_refused_and_changes_nothing(enrolments, tmp_path, index, question, why):
     assert why in await refusal(enrolments, index, question)
     assert enrolments.reports(TAG) == {}
     assert not (tmp_path / "allocations").exists()
 
 
-async def test_a_boot_of_an_allocation_that_is_over_leaves(enrolments):
+async def test_a_boot_of_an_ended_allocation_is_told_to_exit(enrolments):
     waiting = asyncio.ensure_future(enrolments.enrol(TAG, 0, asked(wait_s=20)))
     await asyncio.sleep(0.05)
     enrolments.forget(TAG)
@@ -108,7 +108,7 @@ async def test_a_boot_of_an_allocation_that_is_over_leaves(enrolments):
     assert "no job waits" in await refusal(enrolments, 0, asked(), tag="pool_ffffffffffff")
 
 
-async def test_numbers_stay_taken_over_a_restart_of_the_service(enrolments, opened, tmp_path):
+async def test_indices_stay_taken_after_a_restart_of_the_service(enrolments, opened, tmp_path):
     await enrolments.enrol(TAG, 0, asked())
     later = opened()
     assert later.known() == [TAG]
@@ -118,10 +118,10 @@ async def test_numbers_stay_taken_over_a_restart_of_the_service(enrolments, open
     assert isinstance(await later.enrol(TAG, 0, asked()), Standby)
     (path,) = (tmp_path / "allocations").iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert "a" * 32 not in path.read_text()  # the claim itself would let another boot in
+    assert "a" * 32 not in path.read_text()  # with the claim itself another boot could enrol
 
 
-async def test_the_number_of_a_lost_host_is_free_for_another_boot(enrolments):
+async def test_the_index_of_a_lost_host_is_free_for_another_boot(enrolments):
     await enrolments.enrol(TAG, 0, asked())
     await enrolments.enrol(TAG, 1, asked("b" * 32, node="n2"))
     enrolments.admit(TAG, {0: admission(0), 1: admission(1)})
@@ -132,7 +132,7 @@ async def test_the_number_of_a_lost_host_is_free_for_another_boot(enrolments):
     assert isinstance(await enrolments.enrol(TAG, 0, asked()), Admission)
 
 
-async def test_two_boots_that_come_at_once_for_one_number_get_one_place(enrolments):
+async def test_of_concurrent_boots_for_one_index_only_one_enrols(enrolments):
     answers = await asyncio.gather(
         *(enrolments.enrol(TAG, 0, asked(f"{number:032x}", node=f"n{number}")) for number in range(8)),
         return_exceptions=True,
@@ -155,13 +155,13 @@ async def test_a_tag_is_never_a_path(enrolments, tag):
         enrolments.expect(tag, 1)
 
 
-async def test_what_is_written_down_can_be_read_by_people(enrolments, tmp_path):
+async def test_the_record_is_readable_json(enrolments, tmp_path):
     await enrolments.enrol(TAG, 0, asked())
     (path,) = (tmp_path / "allocations").iterdir()
     assert json.loads(path.read_text())["0"]["report"]["node"] == "n1"
 
 
-async def test_a_boot_whose_host_was_given_up_never_gets_in_again(enrolments, opened):
+async def test_a_boot_whose_host_was_released_cannot_enrol_again(enrolments, opened):
     await enrolments.enrol(TAG, 1, asked("b" * 32, node="n2"))
     await enrolments.release(TAG, 1)
     assert "given up" in await refusal(enrolments, 1, asked("b" * 32, node="n2"))
@@ -171,7 +171,7 @@ async def test_a_boot_whose_host_was_given_up_never_gets_in_again(enrolments, op
     assert isinstance(await after_restart.enrol(TAG, 1, asked("c" * 32, node="n3")), Standby)
 
 
-async def test_a_boot_that_waits_while_its_number_goes_to_another_gets_no_tokens(enrolments):
+async def test_a_waiting_boot_whose_index_goes_to_another_gets_no_tokens(enrolments):
     waiting = asyncio.ensure_future(enrolments.enrol(TAG, 1, asked("b" * 32, wait_s=20, node="n2")))
     await asyncio.sleep(0.05)
     gone = asyncio.ensure_future(enrolments.release(TAG, 1))
@@ -183,7 +183,7 @@ async def test_a_boot_that_waits_while_its_number_goes_to_another_gets_no_tokens
         await waiting
 
 
-async def test_numbers_that_are_taken_at_once_are_all_on_disk(opened):
+async def test_indices_taken_concurrently_are_all_on_disk(opened):
     enrolments = opened()
     enrolments.expect(TAG, 16)
     numbers = range(16)
@@ -193,7 +193,7 @@ async def test_numbers_that_are_taken_at_once_are_all_on_disk(opened):
     assert {index: one.node for index, one in after_restart.reports(TAG).items()} == {n: f"n{n}" for n in numbers}
 
 
-async def test_a_record_that_is_forgotten_while_it_is_written_does_not_stay(enrolments, tmp_path):
+async def test_a_record_that_is_forgotten_during_its_write_is_removed(enrolments, tmp_path):
     asking = asyncio.ensure_future(enrolments.enrol(TAG, 0, asked()))
     while not (tmp_path / "allocations").exists():
         await asyncio.sleep(0)

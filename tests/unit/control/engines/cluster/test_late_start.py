@@ -1,4 +1,4 @@
-"""A scheduler that is away when the service starts."""
+"""A scheduler that is unreachable when the service starts."""
 
 import json
 
@@ -15,7 +15,7 @@ AWAY = EngineError("Slurm does not answer: scontrol: Unable to contact slurm con
 
 
 class FakeScheduler:
-    """Answers unless a test lets it be away."""
+    """Answers unless a test sets an error."""
 
     name = "slurm"
 
@@ -48,7 +48,7 @@ def late(scheduler, tmp_path, clock):
     return LateStart(scheduler, tmp_path / "slurm" / "kinds.json", clock)
 
 
-async def test_one_that_answers_is_as_without(scheduler, tmp_path):
+async def test_a_scheduler_that_answers_is_used_directly(scheduler, tmp_path):
     made = late(scheduler, tmp_path, FakeClock())
     await made.start(BOOT)
     assert await made.capacity() == [KIND]
@@ -57,13 +57,13 @@ async def test_one_that_answers_is_as_without(scheduler, tmp_path):
     assert (scheduler.num_starts, made.why_late) == (1, "")
 
 
-async def test_one_that_was_never_there_fails_the_start(scheduler, tmp_path):
+async def test_a_scheduler_that_was_never_reached_fails_the_start(scheduler, tmp_path):
     scheduler.error = AWAY
     with pytest.raises(EngineError, match="Unable to contact"):
         await late(scheduler, tmp_path, FakeClock()).start(BOOT)
 
 
-async def test_one_that_is_away_is_begun_when_it_answers_and_its_nodes_are_known_meanwhile(scheduler, tmp_path):
+async def test_an_unreachable_scheduler_starts_later_with_recorded_nodes_meanwhile(scheduler, tmp_path):
     before = late(scheduler, tmp_path, FakeClock())
     await before.start(BOOT)
     await before.capacity()
@@ -82,14 +82,14 @@ async def test_one_that_is_away_is_begun_when_it_answers_and_its_nodes_are_known
     num_starts = scheduler.num_starts
     scheduler.error = None
     with pytest.raises(EngineError):
-        await made.allocations()  # it was asked a moment ago
+        await made.allocations()  # the last try was a moment ago
     assert scheduler.num_starts == num_starts
     clock.advance(BEGIN_AGAIN_S)
     assert await made.allocations() == {}
     assert made.why_late == ""
 
 
-async def test_one_that_is_set_up_wrongly_fails_the_start_though_nodes_are_known(scheduler, tmp_path):
+async def test_a_misconfigured_scheduler_fails_the_start_in_spite_of_recorded_nodes(scheduler, tmp_path):
     before = late(scheduler, tmp_path, FakeClock())
     await before.start(BOOT)
     await before.capacity()
@@ -99,7 +99,7 @@ async def test_one_that_is_set_up_wrongly_fails_the_start_though_nodes_are_known
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", json.dumps([{"name": 3}])])
-async def test_a_damaged_record_of_nodes_counts_as_none(scheduler, tmp_path, text):
+async def test_a_damaged_record_of_nodes_counts_as_missing(scheduler, tmp_path, text):
     (tmp_path / "slurm").mkdir()
     (tmp_path / "slurm" / "kinds.json").write_text(text)
     scheduler.error = AWAY

@@ -1,4 +1,4 @@
-"""Which kind of node serves a type, which address a host gets, and which files the bundle holds."""
+"""The kind of node for an instance type, the address of a host, and the files in the bundle."""
 
 import io
 import py_compile
@@ -45,22 +45,22 @@ def shape(cpus, gib, gpus=0, name="ml.x"):
         (shape(8, 32), 4, "small"),
         (shape(16, 64), 1, "large"),
         (shape(8, 61, 1), 2, "gpu"),
-        (shape(192, 2048, 8), 1, "gpu"),  # nothing has all of it: the largest with GPUs
-        (shape(192, 2048), 1, "large"),  # and without
+        (shape(192, 2048, 8), 1, "gpu"),  # no kind has all resources: the largest kind with GPUs
+        (shape(192, 2048), 1, "large"),  # and the largest kind without GPUs
         (shape(8, 61, 1), 3, "large"),  # too few nodes have GPUs
     ],
 )
-def test_the_smallest_kind_that_has_all_serves_a_type_and_else_the_largest(wanted, num_hosts, chosen):
+def test_the_smallest_sufficient_kind_serves_a_type_or_else_the_largest(wanted, num_hosts, chosen):
     assert choose_kind(wanted, [GPU, SMALL, LARGE], num_hosts=num_hosts).kind.name == chosen
 
 
-def test_settings_come_before_shapes_and_the_reason_says_so():
+def test_settings_take_precedence_over_shapes_and_the_reason_names_them():
     named = kind("odd", 2, 4, types=("ml.x",))
     found = choose_kind(shape(64, 512), [LARGE, named], num_hosts=1)
     assert (found.kind, found.reason) == (named, "ml.x is served by partition odd, as settings say")
 
 
-def test_a_difference_is_said_and_too_many_hosts_are_refused():
+def test_a_smaller_node_gets_a_note_and_too_many_hosts_are_refused():
     assert "ml.x has 128 CPUs" in choose_kind(shape(128, 64), [SMALL], num_hosts=1).reason
     found = choose_kind(shape(1, 1), [SMALL, GPU], num_hosts=9)
     assert found.kind is None
@@ -83,7 +83,7 @@ def at(address, *, bits=24, interface="eth0", speed=1000):
     return Address(interface=interface, address=address, prefix_length=bits, speed_mbit_s=speed)
 
 
-def test_the_fastest_subnet_that_all_nodes_share_is_taken():
+def test_the_fastest_subnet_that_all_nodes_share_is_used():
     reports = {
         0: report(at("10.0.0.1"), at("192.168.9.1", interface="ib0", speed=100_000), at("172.17.0.1", bits=16)),
         1: report(at("10.0.0.2"), at("192.168.9.2", interface="ib1", speed=100_000)),
@@ -94,7 +94,7 @@ def test_the_fastest_subnet_that_all_nodes_share_is_taken():
     }
 
 
-def test_without_a_common_subnet_the_way_to_the_service_is_taken():
+def test_without_a_common_subnet_the_address_towards_the_service_is_used():
     reports = {
         0: report(at("10.0.0.1"), at("10.1.0.1"), used="10.1.0.1"),
         1: report(at("10.2.0.2"), used="10.2.0.2"),
@@ -102,7 +102,7 @@ def test_without_a_common_subnet_the_way_to_the_service_is_taken():
     assert [own.address for own in choose_addresses(reports).values()] == ["10.1.0.1", "10.2.0.2"]
 
 
-def test_equally_fast_links_go_by_the_way_that_is_known_to_work():
+def test_of_equally_fast_links_the_one_towards_the_service_is_used():
     reports = {
         0: report(at("10.1.0.1"), at("10.0.0.1"), used="10.0.0.1"),
         1: report(at("10.1.0.2"), at("10.0.0.2"), used="10.0.0.2"),
@@ -110,7 +110,7 @@ def test_equally_fast_links_go_by_the_way_that_is_known_to_work():
     assert choose_addresses(reports)[1].address == "10.0.0.2"
 
 
-def test_addresses_that_are_none_and_bridges_of_one_host_are_passed_over():
+def test_invalid_addresses_and_bridges_of_one_host_are_skipped():
     reports = {0: report(at("nonsense"), at("10.9.9.9", bits=32), at("10.0.0.1"), used="10.0.0.1")}
     assert choose_addresses(reports)[0].address == "10.0.0.1"
 
@@ -124,7 +124,7 @@ def test_a_plan_gets_addresses_port_and_the_least_isolation_of_its_nodes():
     assert dict(plan.network.namespace_paths) == {}
 
 
-def test_the_bundle_is_the_same_each_time_and_holds_nothing_of_the_service():
+def test_the_bundle_is_reproducible_and_holds_no_module_of_the_service():
     first, second = make_bundle(), make_bundle()
     assert (first.digest, first.data) == (second.digest, second.data)
     names = zipfile.ZipFile(io.BytesIO(first.data)).namelist()
@@ -135,7 +135,7 @@ def test_the_bundle_is_the_same_each_time_and_holds_nothing_of_the_service():
     assert len(first.data) < 16 * 1024 * 1024
 
 
-def test_bytecode_goes_along_where_it_is_up_to_date_and_is_used_without_a_look_at_the_source(tmp_path):
+def test_current_bytecode_is_bundled_and_used_without_a_check_of_its_source(tmp_path):
     package = tmp_path / "clary"
     for name in ("fresh", "stale", "bare"):
         (package / "agent").mkdir(parents=True, exist_ok=True)

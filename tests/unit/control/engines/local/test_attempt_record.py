@@ -1,4 +1,4 @@
-"""Records of pools and attempts: which pool an attempt names, and which of the recorded processes live."""
+"""Records of pools and attempts: the pool that an attempt names, and the recorded processes that are alive."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from clary.control.engines.local import attempt_record
 from clary.control.engines.local.attempt_record import AttemptRecord, living_agents, living_anchor, pool_folder
 
 OURS = ProcessId.of(os.getpid())
-GONE = ProcessId(os.getpid(), "1")  # a pid that was handed on
+GONE = ProcessId(os.getpid(), "1")  # a pid that another process has reused
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_an_attempt_names_its_pool_and_a_pool_or_an_unknown_folder_names_none(po
     assert (again.pool, again.master_port, again.cgroup_places) == ("pool_0", 7, ("/a",)), "what is written stays"
 
 
-def test_only_agents_of_this_boot_that_live_are_found(pool):
+def test_only_living_agents_of_this_boot_are_found(pool):
     assert living_agents(pool) == {}
     record = replace(attempt_record.create_record(pool), agents={"algo-1": OURS, "algo-2": GONE})
     attempt_record.write_record(pool, record)
@@ -47,7 +47,7 @@ def test_only_agents_of_this_boot_that_live_are_found(pool):
 
 
 @pytest.mark.parametrize(("process", "found"), [(OURS, OURS), (GONE, None)])
-def test_only_an_anchor_that_lives_is_found(pool, process, found):
+def test_only_a_living_anchor_is_found(pool, process, found):
     assert living_anchor(pool) is None
     ready = {"pid": process.pid, "started": process.started, "error": None}
     (pool / "network-ready.json").write_text(json.dumps(ready))

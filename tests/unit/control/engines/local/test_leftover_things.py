@@ -1,4 +1,4 @@
-"""Leftovers by two censuses, and the command that removes each."""
+"""Leftovers between two censuses, and the command that removes each."""
 
 import pytest
 
@@ -9,7 +9,7 @@ def process(pid, *, started="1", **fields):
     return Thing(kind=Kind.PROCESS, name=str(pid), identity=started, **fields)
 
 
-def test_what_was_there_before_is_not_left_and_what_is_new_is():
+def test_only_things_missing_in_the_first_census_are_leftovers():
     assert left_behind([process(1)], [process(1), process(2)]) == [process(2)]
     assert left_behind([process(1), process(2)], [process(2)]) == []
 
@@ -23,16 +23,16 @@ def test_a_process_that_has_become_a_zombie_is_new():
     assert left_behind([process(1)], [zombie]) == [zombie]
 
 
-def test_a_thing_stays_the_same_whatever_is_learnt_of_its_owner():
+def test_facts_about_the_owner_do_not_make_a_thing_new():
     assert left_behind([process(1)], [process(1, owner="job a", detail="sleep")]) == []
 
 
-def test_a_thing_that_may_be_there_is_not_left():
+def test_a_legitimate_thing_is_no_leftover():
     found = left_behind([], [process(1, owner="job a"), process(2)], is_legitimate=lambda thing: bool(thing.owner))
     assert found == [process(2)]
 
 
-def test_what_holds_others_comes_first():
+def test_processes_are_listed_before_mounts_and_memory():
     mount, segment = Thing(kind=Kind.MOUNT, name="/m"), Thing(kind=Kind.SHARED_MEMORY, name="/dev/shm/s")
     assert left_behind([], [segment, mount, process(3)]) == [process(3), mount, segment]
 
@@ -55,14 +55,14 @@ def test_what_holds_others_comes_first():
         (Kind.FOLDER, "/jobs/$(x)", "rm -rf '/jobs/$(x)'"),
     ],
 )
-def test_every_kind_has_its_command(kind, name, command):
+def test_every_kind_has_its_removal_command(kind, name, command):
     assert Thing(kind=kind, name=name, holder=7).removal == command
 
 
-def test_every_kind_is_covered_above():
+def test_no_kind_lacks_a_removal_command():
     assert all(Thing(kind=kind, name="1", holder=7).removal for kind in Kind)
 
 
-def test_a_sentence_says_what_whose_and_how_it_goes():
+def test_the_description_names_the_thing_its_owner_and_the_removal_command():
     thing = Thing(kind=Kind.SHARED_MEMORY, name="/dev/shm/a", owner="job x", detail="4096 bytes, user root")
     assert str(thing) == "shared memory /dev/shm/a (4096 bytes, user root) of job x; remove it: rm /dev/shm/a"

@@ -43,7 +43,7 @@ def test_hardware_address_is_locally_administered_and_unicast():
     assert hardware_address("10.77.0.3") == bytes([2, 0, 10, 77, 0, 3])
 
 
-def test_trees_go_and_logs_stay_and_links_are_not_followed(tmp_path):
+def test_trees_are_removed_logs_are_kept_and_links_are_not_followed(tmp_path):
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "data").write_text("x")
@@ -61,7 +61,7 @@ def test_trees_go_and_logs_stay_and_links_are_not_followed(tmp_path):
     assert cleaning.remove_trees(host) == []
 
 
-def test_cgroups_are_looked_for_below_the_places_and_their_ancestors_only(tmp_path):
+def test_cgroups_are_searched_only_below_the_given_cgroups_and_their_ancestors(tmp_path):
     assert cleaning.host_cgroups([str(tmp_path)], ["job-1-algo-1"]) == []
     assert all(place.startswith("/") and Path(place).is_dir() for place in cleaning.own_cgroup_places())
 
@@ -94,7 +94,7 @@ def test_machine_counts_gpus_and_obeys_cgroup_limits(tmp_path):
     assert measure_machine(tmp_path / "unlimited").num_cpus == len(os.sched_getaffinity(0))
 
 
-def test_free_memory_is_never_more_than_the_limit_and_nothing_where_nobody_tells(tmp_path):
+def test_free_memory_is_bounded_by_the_limit_and_unknown_without_a_source(tmp_path):
     meminfo = {"proc/meminfo": "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\n"}
     write_files(tmp_path / "plain", meminfo)
     write_files(tmp_path / "limited", meminfo | {"sys/fs/cgroup/memory.max": str(2 * GIB)})
@@ -103,7 +103,7 @@ def test_free_memory_is_never_more_than_the_limit_and_nothing_where_nobody_tells
     assert found == [8 * GIB, 2 * GIB, 0]
 
 
-def test_setting_processes_is_obeyed_and_says_what_is_shared():
+def test_the_setting_processes_is_obeyed_and_reports_shared_resources():
     chosen, sentences = isolation.choose_isolation("processes", {})
     assert chosen is Isolation.PROCESSES
     assert any("share this machine's network" in sentence for sentence in sentences)
@@ -124,7 +124,7 @@ def test_refused_namespaces_mean_processes_with_the_reason_or_an_error_if_they_w
         isolation.choose_isolation("namespaces", {})
 
 
-def test_probe_that_breaks_means_processes_with_its_last_words(monkeypatch):
+def test_a_failing_probe_means_processes_with_its_last_output_as_the_reason(monkeypatch):
     monkeypatch.setattr(isolation, "ANCHOR_COMMAND", (sys.executable, "-S", "-c", "raise SystemExit('broken')"))
     chosen, sentences = isolation.choose_isolation("auto", {})
     assert chosen is Isolation.PROCESSES
@@ -154,10 +154,10 @@ def test_descendants_are_found_through_generations():
     assert killing.descendants(ProcessId(os.getpid(), "1")) == []
 
 
-def test_attempts_are_listed_though_a_job_goes_meanwhile_and_other_things_lie_beside_them(tmp_path):
+def test_attempts_are_listed_despite_vanishing_jobs_and_foreign_files(tmp_path):
     (tmp_path / "jobs/job/1").mkdir(parents=True)
     (tmp_path / "jobs/pool_0/1").mkdir(parents=True)
-    (tmp_path / "jobs/gone").symlink_to(tmp_path / "nowhere")  # listed, and not there any more
+    (tmp_path / "jobs/gone").symlink_to(tmp_path / "nowhere")  # a listed folder that does not exist any more
     (tmp_path / "jobs/file").touch()
     found = attempt_record.attempt_folders(tmp_path / "jobs")
     assert found == [tmp_path / "jobs/job/1", tmp_path / "jobs/pool_0/1"]

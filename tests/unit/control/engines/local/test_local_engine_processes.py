@@ -1,4 +1,4 @@
-"""The local engine with plain processes, and agents that do nothing: processes it starts, finds again and ends."""
+"""The local engine with plain processes and idle agents: processes that it starts, finds again and ends."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ IDLE = "import time; time.sleep(300)"
 
 @pytest.fixture
 def use_agents(monkeypatch):
-    """Replace the agent by a program; the arguments by which agents are recognised stay."""
+    """Replace the agent by a program; keep the arguments by which agents are recognised."""
 
     def use(code):
         def command(plan, host):
@@ -35,7 +35,7 @@ def use_agents(monkeypatch):
         monkeypatch.setattr(agent_processes, "agent_command", command)
 
     use(IDLE)
-    monkeypatch.setattr(attempt_processes, "LEAVE_TIMEOUT_S", 0.2)  # these agents' programs do not leave by themselves
+    monkeypatch.setattr(attempt_processes, "LEAVE_TIMEOUT_S", 0.2)  # these agents do not exit by themselves
     return use
 
 
@@ -59,17 +59,17 @@ def plan_of(home, num_hosts=2, *, pool=POOL, **changes):
 
 
 async def alive(engine, plan):
-    """Return host name -> whether its agent runs."""
+    """Return host name -> whether its agent is alive."""
     return {name: host.is_alive for name, host in (await engine.hosts(plan)).items()}
 
 
 async def release(engine, plan):
-    """Take the pool and the attempt back, as the end of a job does; return words on the killed processes."""
+    """Release the pool and the attempt, as at the end of a job; return descriptions of the killed processes."""
     released = [await engine.end(plan.pool), await engine.end_attempt(plan.job_name, plan.attempt)]
     return [words for each in released for words in each.killed]
 
 
-async def test_hosts_share_the_machine_and_the_job_has_a_port_of_its_own(engine, tmp_path):
+async def test_hosts_share_the_machine_and_each_job_has_its_own_port(engine, tmp_path):
     one = await engine.launch(plan_of(tmp_path, job_name="one", pool="pool_one"))
     two = await engine.launch(plan_of(tmp_path, job_name="two", pool="pool_two"))
     assert [host.address for host in one.hosts] == ["127.0.0.1", "127.0.0.1"]
@@ -88,19 +88,19 @@ async def test_a_fenced_host_has_no_agent_any_more_and_the_others_are_left_alone
     plan = await engine.launch(plan_of(tmp_path))
     await engine.start_agents(plan)
     record = attempt_record.read_record(Path(plan.pool_folder))
-    os.kill(record.agents["algo-2"].pid, signal.SIGSTOP)  # frozen: it hears nothing but SIGKILL
+    os.kill(record.agents["algo-2"].pid, signal.SIGSTOP)  # frozen: only SIGKILL has an effect
     for _ in range(2):
         await engine.end_host(plan, "algo-2")
     assert await alive(engine, plan) == {"algo-1": True, "algo-2": False}
 
 
-async def test_a_host_that_never_had_an_agent_is_fenced_by_nothing(engine, tmp_path):
+async def test_fencing_a_host_without_an_agent_does_nothing(engine, tmp_path):
     plan = await engine.launch(plan_of(tmp_path))
     await engine.end_host(plan, "algo-1")
     assert await alive(engine, plan) == {"algo-1": False, "algo-2": False}
 
 
-async def test_each_host_gets_one_agent_however_often_it_is_asked_for(engine, tmp_path):
+async def test_repeated_starts_give_each_host_one_agent(engine, tmp_path):
     plan = await engine.launch(plan_of(tmp_path))
     assert await alive(engine, plan) == {"algo-1": False, "algo-2": False}
     await engine.start_agents(plan)
@@ -148,7 +148,7 @@ async def test_released_attempt_can_not_be_launched_again(engine, tmp_path):
         await engine.start_agents(plan)
 
 
-async def test_what_a_pool_has_said_stays_until_its_job_is_deleted(engine, tmp_path):
+async def test_logs_of_a_pool_are_kept_until_its_job_is_deleted(engine, tmp_path):
     plan = await engine.launch(plan_of(tmp_path, 1))
     (Path(plan.pool_folder) / "anchor.log").write_text("a word")
     await engine.end_attempt(plan.job_name, plan.attempt)
@@ -159,7 +159,7 @@ async def test_what_a_pool_has_said_stays_until_its_job_is_deleted(engine, tmp_p
     assert list((tmp_path / "jobs").iterdir()) == []
 
 
-async def test_a_pool_that_goes_on_stays_when_a_job_that_it_served_is_deleted(engine, tmp_path):
+async def test_a_live_pool_is_kept_when_a_job_that_it_served_is_deleted(engine, tmp_path):
     plan = await engine.launch(plan_of(tmp_path, 1))
     await engine.end_attempt(plan.job_name, plan.attempt)
     await engine.forget(plan.job_name)
@@ -179,12 +179,12 @@ async def test_an_attempt_of_an_older_release_whose_folder_is_its_pools_is_found
     assert await engine.unreleased() == []
 
 
-async def test_release_of_an_attempt_that_never_was_is_nothing(engine):
+async def test_release_of_an_unknown_attempt_does_nothing(engine):
     released = await engine.end_attempt("never", 3)
     assert (released.killed, released.removed) == ((), ())
 
 
-async def test_pid_that_was_handed_on_is_never_signalled(engine, tmp_path):
+async def test_a_reused_pid_is_never_signalled(engine, tmp_path):
     plan = await engine.launch(plan_of(tmp_path, 1))
     with subprocess.Popen([sys.executable, "-S", "-c", IDLE]) as stranger:
         folder = Path(plan.pool_folder)
@@ -197,7 +197,7 @@ async def test_pid_that_was_handed_on_is_never_signalled(engine, tmp_path):
         stranger.kill()
 
 
-async def test_records_of_an_earlier_boot_name_nobody(engine, tmp_path):
+async def test_records_of_an_earlier_boot_name_no_process(engine, tmp_path):
     plan = await engine.launch(plan_of(tmp_path, 1))
     with subprocess.Popen([sys.executable, "-S", "-c", IDLE]) as stranger:
         record = attempt_record.AttemptRecord(
@@ -213,7 +213,7 @@ async def test_records_of_an_earlier_boot_name_nobody(engine, tmp_path):
 async def test_an_agent_that_ended_is_started_anew(engine, use_agents, tmp_path):
     plan = await engine.launch(plan_of(tmp_path, 1))
     use_agents("raise SystemExit('no such module')")
-    with contextlib.suppress(EngineError):  # it may have ended before it was seen
+    with contextlib.suppress(EngineError):  # it may have ended before the engine saw it
         await engine.start_agents(plan)
     async with asyncio.timeout(10):
         while (await alive(engine, plan))["algo-1"]:
@@ -223,7 +223,7 @@ async def test_an_agent_that_ended_is_started_anew(engine, use_agents, tmp_path)
     assert await alive(engine, plan) == {"algo-1": True}
 
 
-async def test_an_agent_that_ends_before_it_is_seen_is_an_error_with_its_last_words(engine, monkeypatch, tmp_path):
+async def test_an_agent_that_ends_before_it_is_seen_is_an_error_with_its_last_output(engine, monkeypatch, tmp_path):
     plan = await engine.launch(plan_of(tmp_path, 1))
     with monkeypatch.context() as patch:
         patch.setattr(agent_processes, "last_words", lambda log: "no such module")
@@ -299,7 +299,7 @@ async def test_agents_outlive_a_killed_service_and_the_next_one_finds_them(tmp_p
     mark = attempt_record.read_record(Path(plan.pool_folder)).mark
     agents = killing.with_variable(agent_processes.MARK_VARIABLE, mark)
     assert len(agents) == 2
-    await engine.start_agents(plan)  # what a new service does; it must not start a second pair
+    await engine.start_agents(plan)  # as a new service does; it must not start a second pair
     assert await alive(engine, plan) == {"algo-1": True, "algo-2": True}
     assert len(killing.with_variable(agent_processes.MARK_VARIABLE, mark)) == 2
     assert len(await release(engine, plan)) == 2
@@ -320,7 +320,7 @@ async def test_release_ends_agents_that_were_never_recorded(tmp_path, use_agents
     assert sorted(words.split(",")[0] for words in killed) == ["agent of algo-1", "agent of algo-2"]
 
 
-async def test_leftover_process_of_a_released_pool_is_told(engine, tmp_path):
+async def test_a_leftover_process_of_a_released_pool_is_reported(engine, tmp_path):
     plan = await engine.launch(plan_of(tmp_path, 1))
     mark = attempt_record.read_record(Path(plan.pool_folder)).mark
     (Path(plan.pool_folder) / "anchor.log").write_text("so that the folder stays")
@@ -335,22 +335,22 @@ async def test_leftover_process_of_a_released_pool_is_told(engine, tmp_path):
 
 
 def enter_host_cgroup(plan, host, pid):
-    """Put a process into the cgroup of a host, as its agent would; return the cgroup, or None if it can not be made."""
+    """Put a process into the cgroup of a host, as its agent does; return the cgroup, or None if it cannot be made."""
     name = host_cgroup_name(plan.job_name, plan.attempt, host=host, work_folder=plan.work_folder)
     for place in cleaning.own_cgroup_places():
         cgroup = Path(place, cleaning.CGROUP_FAMILY, name)
         try:
             cgroup.mkdir(parents=True)
             (cgroup / "cgroup.procs").write_text(str(pid))
-        except OSError:  # closed to this user, or a cpuset without processors
+        except OSError:  # not writable by this user, or a cpuset without processors
             cleaning.remove_empty_cgroups([str(cgroup)])
             continue
         return cgroup
     return None
 
 
-async def test_release_ends_orphans_that_are_known_by_their_cgroup_alone(engine, tmp_path):
-    """As after the death of an agent and of the keeper below it: nobody's children, with the program's environment."""
+async def test_release_ends_orphans_that_only_their_cgroup_identifies(engine, tmp_path):
+    """As after the death of an agent and of the keeper below it: an orphan with the program's own environment."""
     plan = await engine.launch(plan_of(tmp_path, 1))
     (Path(plan.work_folder) / "algo-1").mkdir()
     with subprocess.Popen([sys.executable, "-S", "-c", IDLE], env={}) as orphan:
@@ -367,7 +367,7 @@ async def test_release_ends_orphans_that_are_known_by_their_cgroup_alone(engine,
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "no record", "folder deleted"])
-async def test_a_damaged_record_is_made_anew_from_what_runs(engine, tmp_path, damage):
+async def test_a_damaged_record_is_rebuilt_from_running_processes(engine, tmp_path, damage):
     plan = await engine.launch(plan_of(tmp_path))
     await engine.start_agents(plan)
     path = Path(plan.pool_folder) / attempt_record.RECORD_FILE
@@ -377,7 +377,7 @@ async def test_a_damaged_record_is_made_anew_from_what_runs(engine, tmp_path, da
     else:
         path.write_text({"truncated": path.read_text()[:40], "empty": "", "no record": "[1]"}[damage])
 
-    later = make_engine(tmp_path)  # a service that has just started knows nothing but the folder
+    later = make_engine(tmp_path)  # a new service knows only the folder
     if damage != "folder deleted":
         assert await alive(later, plan) == {"algo-1": True, "algo-2": True}
         assert [(held.name, held.attempt) for held in await later.unreleased()] == [
@@ -390,7 +390,7 @@ async def test_a_damaged_record_is_made_anew_from_what_runs(engine, tmp_path, da
     engine._reap()
 
 
-async def test_what_nobody_knows_is_put_aside_and_its_name_is_free(engine, tmp_path):
+async def test_a_folder_of_an_unknown_job_is_moved_aside_and_its_name_can_be_reused(engine, tmp_path):
     plan = await engine.launch(plan_of(tmp_path))
     await release(engine, plan)
     aside = Path(await engine.set_aside(plan.job_name))
@@ -407,9 +407,7 @@ async def test_what_nobody_knows_is_put_aside_and_its_name_is_free(engine, tmp_p
         ("", 0, "it said nothing: No space left on device, 0 bytes are free at"),
     ],
 )
-def test_a_process_that_said_nothing_on_a_full_disk_is_excused_by_the_disk(
-    tmp_path, monkeypatch, said, num_free, words
-):
+def test_the_message_for_a_silent_process_names_a_full_disk(tmp_path, monkeypatch, said, num_free, words):
     log = tmp_path / "agent.log"
     log.write_text(said)
     facts = os.statvfs(tmp_path)

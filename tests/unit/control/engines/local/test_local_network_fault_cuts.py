@@ -1,4 +1,4 @@
-"""Cuts between two hosts: in both directions or not at all."""
+"""Cuts between two hosts: made in both directions or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clary.control.engines.local import network_faults
 
 
 class FakeNetlink:
-    """Keeps the namespaces with a blocked neighbour; `failing` is the namespace that refuses."""
+    """Records the namespaces with a blocked neighbour; `failing` is the namespace whose block fails."""
 
     here = ""
     failing = ""
@@ -43,7 +43,7 @@ def ready(monkeypatch):
     return SimpleNamespace(pid=1, namespaces={"algo-1": 1, "algo-2": 2, "algo-3": 3}, has_user_namespace=False)
 
 
-def test_a_cut_goes_both_ways_and_is_opened_again(ready):
+def test_a_cut_blocks_both_directions_and_can_be_reopened(ready):
     network_faults._set_way(ready, ("algo-1", "algo-3"), up=False)
     assert FakeNetlink.cut == {"1", "3"}
     network_faults._set_way(ready, ("algo-1", "algo-3"), up=True)
@@ -52,7 +52,7 @@ def test_a_cut_goes_both_ways_and_is_opened_again(ready):
 
 
 @pytest.mark.parametrize("failing", ["1", "3"])
-def test_of_a_cut_that_fails_nothing_is_left(ready, monkeypatch, failing):
+def test_a_cut_that_fails_leaves_no_block(ready, monkeypatch, failing):
     monkeypatch.setattr(FakeNetlink, "failing", failing)
     with pytest.raises(OSError, match="Operation not permitted"):
         network_faults._set_way(ready, ("algo-1", "algo-3"), up=False)

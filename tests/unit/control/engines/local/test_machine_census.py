@@ -1,4 +1,4 @@
-"""The census finds real things: processes, memory, sockets and mounts that these tests make."""
+"""The census finds real processes, memory, sockets and mounts that these tests make."""
 
 import mmap
 import os
@@ -25,7 +25,7 @@ def child():
         process.kill()
 
 
-def test_a_process_is_told_with_its_command_and_a_zombie_with_its_parent(child):
+def test_a_process_is_listed_with_its_command_and_a_zombie_with_its_parent(child):
     (alive,) = census.processes([child.pid])
     assert (alive.kind, alive.name) == (Kind.PROCESS, str(child.pid))
     assert "time.sleep(300)" in alive.detail
@@ -56,7 +56,7 @@ def test_processes_in_our_own_network_namespace_hold_none(child):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes a network namespace")
-def test_a_network_namespace_is_told_with_a_process_that_holds_it():
+def test_a_network_namespace_is_listed_with_a_process_that_holds_it():
     with subprocess.Popen(["unshare", "--net", *SLEEP], stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"up\n"
         (namespace,) = census.held_namespaces([holder.pid])
@@ -80,7 +80,7 @@ def test_cgroups_of_the_family_are_found_at_any_depth_and_nothing_below_them(tmp
     assert found == {f"{tmp_path}/memory/own/clary/job-1-algo-1", f"{tmp_path}/clary/job-2-algo-1"}
 
 
-def test_shared_memory_is_told_with_its_users_and_with_the_process_after_which_it_is_named(tmp_path):
+def test_shared_memory_is_listed_with_its_users_and_the_process_in_its_name(tmp_path):
     (tmp_path / "plain").write_bytes(b"x" * 10)
     (tmp_path / "torch_4711_123_0").touch()
     plain, named = machine_census.shared_memory(str(tmp_path))
@@ -99,7 +99,7 @@ def test_a_segment_that_replaces_another_of_its_name_is_a_new_one(tmp_path):
     assert machine_census.shared_memory(str(tmp_path))[0].key != before[0].key
 
 
-def test_system_v_memory_is_told_with_its_maker(tmp_path):
+def test_system_v_memory_is_listed_with_its_creator(tmp_path):
     header = "key shmid perms size cpid lpid nattch uid gid cuid cgid atime dtime ctime rss swap\n"
     (tmp_path / "shm").write_text(header + "0 5 1600 4096 77 0 0 0 0 0 0 0 0 1700000000 4096 0\n")
     (tmp_path / "sem").write_text(
@@ -111,7 +111,7 @@ def test_system_v_memory_is_told_with_its_maker(tmp_path):
     assert (semaphores.kind, semaphores.name, semaphores.owner) == (Kind.IPC_SEMAPHORES, "6", "")
 
 
-def test_a_socket_is_dead_when_nobody_listens_at_it_any_more(tmp_path):
+def test_a_socket_without_a_listener_is_dead(tmp_path):
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
@@ -124,7 +124,7 @@ def test_a_socket_is_dead_when_nobody_listens_at_it_any_more(tmp_path):
     assert machine_census.dead_sockets([path]) == []
 
 
-def test_a_port_is_told_with_who_listens_at_it():
+def test_a_port_is_listed_with_its_listening_process():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         assert os.getpid() in machine_census.listening_ports([os.getpid()])[listener.getsockname()[1]]
 

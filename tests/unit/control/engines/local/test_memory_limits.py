@@ -1,4 +1,4 @@
-"""The keeper of memory limits (kernel or agent), in words."""
+"""The component that enforces memory limits (kernel or agent), and its description."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ def test_keeper_follows_from_what_the_machine_granted(is_limited, version, is_ro
     assert found is keeper
 
 
-def test_every_keeper_has_words_and_the_watch_says_why_and_what_to_do():
+def test_every_keeper_has_a_description_and_the_watch_names_reason_and_remedy():
     words = {keeper: memory_limits.in_words(keeper, "Permission denied") for keeper in MemoryKeeper}
     assert len(set(words.values())) == len(MemoryKeeper)
     assert "by watching" in words[MemoryKeeper.WATCH]
@@ -36,11 +36,11 @@ def test_every_keeper_has_words_and_the_watch_says_why_and_what_to_do():
     assert all("by the kernel" in text for keeper, text in words.items() if keeper is not MemoryKeeper.WATCH)
 
 
-def test_machine_is_asked_by_a_program_of_the_agent():
+def test_the_machine_is_probed_by_a_program_of_the_agent():
     words = memory_limits.memory_limits(process_environment(os.environ, "probe"), looks_only=True)
     assert words.startswith(("kept by the kernel", "kept by watching"))
 
 
-def test_probe_that_fails_is_told(monkeypatch):
+def test_a_probe_that_fails_is_reported(monkeypatch):
     monkeypatch.setattr(memory_limits, "PROBE_COMMAND", (sys.executable, "-c", "raise SystemExit('no such module')"))
     assert "exit code 1: no such module" in memory_limits.memory_limits(os.environ)

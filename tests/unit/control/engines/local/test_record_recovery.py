@@ -1,4 +1,4 @@
-"""Records of attempts that were damaged or deleted: made anew from the agents that run, and from nothing else."""
+"""Records of attempts that were damaged or deleted are rebuilt from the running agents only."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ RUINS = {
 
 @contextmanager
 def agent(folder, *, mark="abc"):
-    """Yield a process that looks like the agent of algo-1 in this attempt's folder."""
+    """Yield a process with the command line of the agent of algo-1 in this attempt's folder."""
     host = folder / "algo-1"
     host.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-S", "-c", "input()", "-m", "clary.agent", "--host", "algo-1"]

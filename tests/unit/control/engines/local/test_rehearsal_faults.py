@@ -1,4 +1,4 @@
-"""Faults that an engine can strike on this machine, and agents that need mounts of their own for them."""
+"""Faults that an engine can inject on this machine, and agents that need their own mounts for them."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from clary.testing.launch_plans import make_hosts, make_plan
 
 
 class FakeEngine:
-    """Only says how it keeps hosts apart."""
+    """Reports only its isolation."""
 
     def __init__(self, isolation):
         self._isolation = isolation
@@ -30,7 +30,7 @@ class FakeEngine:
         (Isolation.PROCESSES, True, {"disk-full", "partition", "slow"}),
     ],
 )
-def test_disks_are_filled_where_root_may_mount_and_links_cut_where_there_are_any(
+def test_disks_can_be_filled_if_root_may_mount_and_links_cut_if_there_are_any(
     tmp_path, monkeypatch, isolation, is_admin, refused
 ):
     monkeypatch.setattr(rehearsal_faults, "is_network_admin", lambda: is_admin)
@@ -44,7 +44,7 @@ def test_disks_may_take_half_of_the_memory_that_is_free(tmp_path, monkeypatch):
     assert LocalFaults(FakeEngine(Isolation.NAMESPACES), tmp_path).largest_disk_bytes() == 500
 
 
-def test_disks_that_can_not_be_had_are_refused_with_the_reason(tmp_path, monkeypatch):
+def test_disks_that_cannot_be_made_are_refused_with_the_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(rehearsal_faults, "free_memory_bytes", lambda: 2 << 30)
     monkeypatch.setattr(rehearsal_faults, "is_network_admin", lambda: True)
     faults = LocalFaults(FakeEngine(Isolation.NAMESPACES), tmp_path)
@@ -55,7 +55,7 @@ def test_disks_that_can_not_be_had_are_refused_with_the_reason(tmp_path, monkeyp
     assert "runs as root" in LocalFaults(FakeEngine(Isolation.PROCESSES), tmp_path).why_no_disks(1)
 
 
-def test_only_agents_of_hosts_with_a_disk_of_their_own_get_mounts_of_their_own():
+def test_only_agents_of_hosts_with_their_own_disk_get_their_own_mounts():
     first, second = make_hosts(2)
     plan = make_plan(hosts=(first, replace(second, disk_bytes=1 << 30)))
     assert "--own-mounts" not in agent_processes.agent_command(plan, "algo-1")

@@ -1,4 +1,4 @@
-"""Records of rehearsals are kept beyond their hosts, and nothing that a program put in their place is followed."""
+"""Records of rehearsals outlive their hosts, and links that a program put in their place are not followed."""
 
 import os
 
@@ -14,7 +14,7 @@ def host_with(tmp_path, **files):
     return host, folder
 
 
-def test_records_stay_when_the_trees_of_a_host_are_taken_away(tmp_path):
+def test_records_are_kept_when_the_trees_of_a_host_are_removed(tmp_path):
     host, _ = host_with(tmp_path, a="one\n", b="two\n")
     rehearsal_records.keep(host)
     cleaning.remove_trees(host)
@@ -26,7 +26,7 @@ def test_records_stay_when_the_trees_of_a_host_are_taken_away(tmp_path):
     ]
 
 
-def test_links_and_what_is_no_record_stay_where_they_are(tmp_path):
+def test_links_and_other_files_are_not_kept_as_records(tmp_path):
     host, folder = host_with(tmp_path, a="one\n")
     secret = tmp_path / "secret"
     secret.write_text("secret")
@@ -58,7 +58,7 @@ def test_a_link_in_the_place_of_a_kept_record_is_not_read(tmp_path):
     assert rehearsal_records.read(tmp_path / "1") == []
 
 
-def test_a_record_that_is_too_long_says_that_it_is_cut(tmp_path, monkeypatch):
+def test_a_record_that_is_too_long_is_cut_with_a_mark(tmp_path, monkeypatch):
     host, _ = host_with(tmp_path, a="x" * 100)
     monkeypatch.setattr(rehearsal_records, "MAX_FILE_BYTES", 10)
     rehearsal_records.keep(host)

@@ -1,4 +1,4 @@
-"""The batch script, and the program of its steps, run by the shell and the interpreter that nodes have."""
+"""The batch script, and the program of its steps, run by the shell and interpreter of this machine."""
 
 import ast
 import inspect
@@ -14,7 +14,7 @@ from clary.control.engines.slurm import step_start
 from clary.control.engines.slurm.batch_script import GPU_VARIABLES, batch_script
 
 TAG = "pool_0123456789ab"
-# Stands in for the boot: it writes what it was given.
+# Stands in for the boot: it prints its arguments and files.
 STAND_IN_FOR_BOOT = """
 import json, os, sys
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_a_step_becomes_the_boot_with_files_that_only_its_user_reads(tmp_path):
     assert {path.stat().st_mode & 0o777 for path in own.iterdir() if path.is_file()} == {0o600}
 
 
-def test_words_go_to_the_services_folder_where_the_node_sees_it(tmp_path):
+def test_output_goes_to_the_services_folder_if_the_node_sees_it(tmp_path):
     output = tmp_path / AWKWARD.strip()
     output.mkdir(mode=0o700, parents=True)
     done = run_step(tmp_path, script_of(tmp_path, output=str(output)))
@@ -116,7 +116,7 @@ def test_a_file_of_the_right_name_with_other_content_is_replaced(tmp_path):
     assert path.read_text() == STAND_IN_FOR_BOOT
 
 
-def test_without_a_folder_in_settings_the_nodes_own_is_taken(tmp_path):
+def test_without_a_folder_in_settings_a_folder_of_the_node_is_used(tmp_path):
     script = script_of(tmp_path, scratch="")
     done = run_step(tmp_path, script, SLURM_TMPDIR=str(tmp_path / "job"), TMPDIR=str(tmp_path / "node"))
     assert done.returncode == 0
@@ -124,14 +124,14 @@ def test_without_a_folder_in_settings_the_nodes_own_is_taken(tmp_path):
     assert not (tmp_path / "node").exists()
 
 
-def test_the_script_is_one_that_the_shell_reads(tmp_path):
+def test_the_script_has_valid_shell_syntax(tmp_path):
     for components in (((0, 1),), ((0,), (1, 2))):
         script = script_of(tmp_path, components)
         done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, timeout=30, check=False)
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_components_are_reached_by_their_own_numbers(tmp_path):
+def test_components_are_addressed_by_their_own_numbers(tmp_path):
     one = script_of(tmp_path).splitlines()
     assert 'start_hosts "$SLURM_JOB_NODELIST" "" 0 1' in one
     two = script_of(tmp_path, ((1,), (0, 2))).splitlines()
@@ -146,7 +146,7 @@ def test_a_boot_that_does_not_fit_an_argument_is_refused(tmp_path):
         script_of(tmp_path, boot=boot(script=long))
 
 
-def test_the_program_of_steps_is_one_for_python_3_10():
+def test_the_program_of_steps_compiles_with_python_3_10():
     tree = ast.parse(inspect.getsource(step_start), feature_version=(3, 10))
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}

@@ -1,4 +1,4 @@
-"""Users behind cancelled jobs, out of recorded words of sacct and of slurmctld 22.05."""
+"""Users who cancelled jobs, from recorded output of sacct and log lines of slurmctld 22.05."""
 
 from clary.control.engines.slurm.cancellers import user_in_log, user_in_state
 
@@ -10,17 +10,17 @@ LOG = """\
 """
 
 
-def test_the_log_names_who_asked():
+def test_the_log_names_the_user_who_cancelled():
     assert user_in_log(LOG, 4) == "root"
     assert user_in_log(LOG, 3) == "nobody"
 
 
-def test_words_inside_of_a_line_name_nobody():
+def test_the_same_text_inside_a_line_names_no_user():
     assert user_in_log(LOG, 7) == ""
     assert user_in_log(LOG, 40) == ""
 
 
-def test_accounting_names_who_cancelled():
+def test_accounting_names_the_user_who_cancelled():
     assert user_in_state("CANCELLED by 0\n") == "root"
     assert user_in_state("CANCELLED by 4294967290\n") == "user 4294967290"
     assert user_in_state("COMPLETED\n") == ""

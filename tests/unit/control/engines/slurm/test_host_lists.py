@@ -1,4 +1,4 @@
-"""Short forms of names and numbers, as Slurm 22.05 writes them."""
+"""Short forms of lists of names and numbers, as Slurm 22.05 writes them."""
 
 import pytest
 from hypothesis import given
@@ -19,17 +19,17 @@ from clary.control.engines.slurm.host_lists import MAX_INDICES, expand, read_ind
         ("", ""),
     ],
 )
-def test_names_come_in_the_order_of_scontrol_show_hostnames(text, names):
+def test_names_have_the_order_of_scontrol_show_hostnames(text, names):
     assert expand(text) == tuple(names.split())
 
 
 @pytest.mark.parametrize("text", ["n[1-", "n[a-b]", "n[]", "n[1-99999999]", "a[1-9999]b[1-9999]", "]n[", "n[1-2"])
-def test_lists_that_are_broken_or_endless_are_no_names(text):
+def test_invalid_or_endless_lists_give_no_names(text):
     assert expand(text) == ()
 
 
 @given(st.sets(st.integers(0, MAX_INDICES - 1), min_size=1, max_size=60))
-def test_indices_come_back_as_they_were_written(indices):
+def test_indices_survive_writing_and_reading(indices):
     assert read_indices(write_indices(indices)) == tuple(sorted(indices))
 
 

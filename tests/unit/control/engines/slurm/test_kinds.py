@@ -1,4 +1,4 @@
-"""Kinds of nodes out of a cluster and settings."""
+"""Kinds of nodes, derived from a cluster and settings."""
 
 from clary.control.engines.slurm.kinds import kinds_of
 from clary.control.engines.slurm.node_rows import read_nodes
@@ -27,7 +27,7 @@ def test_without_settings_the_default_partition_serves():
     assert kind.shown.maps_to == "partition cpu, 16 CPUs, 62 GiB"
 
 
-def test_types_with_one_table_share_kinds_and_all_others_have_the_table_for_all():
+def test_types_without_their_own_table_use_the_table_for_all():
     tables = {
         "ml.p4d.24xlarge": {"partition": "gpu", "constraint": "a100", "gres": "gpu:a100:8"},
         "ml.p4de.24xlarge": {"partition": "gpu", "constraint": "a100", "gres": "gpu:a100:8"},
@@ -45,7 +45,7 @@ def test_types_with_one_table_share_kinds_and_all_others_have_the_table_for_all(
     assert kinds[2].shown.maps_to == "partition gpu, 64 CPUs, 488 GiB, account lab, constraint a100, gres gpu:a100:8"
 
 
-def test_several_kinds_of_one_partition_are_kept_apart_by_features_and_resources():
+def test_kinds_of_one_partition_differ_by_features_and_resources():
     kinds = kinds_of(NODES, {"*": {"partition": "gpu,cpu"}})
     assert [(kind.constraint, kind.gres_option) for kind in kinds] == [
         ("", ""),
@@ -55,7 +55,7 @@ def test_several_kinds_of_one_partition_are_kept_apart_by_features_and_resources
     assert len({kind.name for kind in kinds}) == 3
 
 
-def test_names_hold_while_only_states_of_nodes_change():
+def test_names_are_stable_while_only_states_of_nodes_change():
     before = kinds_of(NODES, {"*": {"partition": "gpu"}})
     text = "g1|draining|64|500000|gpu:a100:8(S:0-1)|a100,ib|gpu|infinite|why\n"
     text += "g3|allocated|32|250000|gpu:v100:4|v100|gpu|infinite|none"
@@ -64,12 +64,12 @@ def test_names_hold_while_only_states_of_nodes_change():
     assert table(after) == [(32, 4, 1, 0), (64, 8, 1, 0)]
 
 
-def test_a_part_of_the_gpus_of_a_node_is_what_a_host_gets():
+def test_a_host_may_get_a_part_of_the_gpus_of_a_node():
     (kind,) = kinds_of(NODES, {"*": {"partition": "gpu", "gres": "gpu:a100:2"}})
     assert (kind.shown.num_gpus, kind.gres_option) == (2, "gpu:a100:2")
 
 
-def test_constraints_choose_by_all_or_any_feature_and_other_forms_are_left_to_slurm():
+def test_constraints_match_all_or_any_feature_and_other_forms_are_left_to_slurm():
     def names(constraint):
         return len(kinds_of(NODES, {"*": {"partition": "gpu", "constraint": constraint}}))
 

@@ -1,4 +1,4 @@
-"""Lines of sinfo and scontrol 22.05, recorded from real ones."""
+"""Lines of sinfo and scontrol 22.05, recorded from a real cluster."""
 
 import pytest
 
@@ -65,7 +65,7 @@ def test_states_of_nodes(state, is_free, is_leaving, is_down, is_silent):
 
 
 @pytest.mark.parametrize("text", ["", "sinfo: error", "n1|idle|8+|8000|(null)|(null)|train|infinite|none", "|||||||||"])
-def test_lines_of_other_forms_are_passed_over(text):
+def test_lines_of_other_forms_are_skipped(text):
     assert read_nodes(text).by_name == {}
 
 

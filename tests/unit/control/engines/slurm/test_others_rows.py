@@ -1,4 +1,4 @@
-"""Lines of squeue 22.05 on jobs that wait, recorded from a real one, and nodes that could serve them."""
+"""Lines of squeue 22.05 on waiting jobs, recorded from a real cluster, and nodes that could serve them."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def rows(*numbers):
     return [row for row in read_waiting(RECORDED) if row.job_id in numbers]
 
 
-def test_jobs_that_free_nodes_would_help_are_read():
+def test_waiting_jobs_that_free_nodes_could_serve_are_read():
     found = read_waiting(RECORDED)
     assert [row.job_id for row in found] == [41, 42, 44, 45]
     assert (found[1].partitions, found[1].named_nodes, found[1].wants_gpus) == (("train", "prod"), ("node-2",), True)
@@ -39,17 +39,17 @@ def test_jobs_that_free_nodes_would_help_are_read():
     ("job_id", "node", "serves"),
     [
         (41, "node-1", True),
-        (41, "node-2", False),  # of another partition
-        (42, "node-1", False),  # not the node that it names
+        (41, "node-2", False),  # the node is in another partition
+        (42, "node-1", False),  # the job names another node
         (42, "node-2", True),
-        (44, "node-1", False),  # has neither feature
+        (44, "node-1", False),  # the node has neither feature
         (44, "node-3", True),
-        (45, "node-1", True),  # words that only Slurm understands
-        (45, "node-3", False),  # has no GPU
-        (41, "node-9", False),  # is not known
+        (45, "node-1", True),  # a constraint that only Slurm can evaluate
+        (45, "node-3", False),  # the node has no GPU
+        (41, "node-9", False),  # the node is unknown
     ],
 )
-def test_a_node_is_wanted_by_whom_it_could_serve(job_id, node, serves):
+def test_a_node_is_wanted_by_jobs_that_it_could_serve(job_id, node, serves):
     assert (wanted_by(rows(job_id), [node], NODES) is not None) == serves
 
 

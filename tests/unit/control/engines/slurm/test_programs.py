@@ -1,4 +1,4 @@
-"""Programs are run with the variables that they need and no more, and end at their deadline."""
+"""Programs run with only the variables that they need, and end at their deadline."""
 
 import time
 
@@ -58,7 +58,7 @@ async def test_a_program_that_hangs_is_killed(programs, tmp_path):
     assert time.monotonic() - started < 20
 
 
-async def test_failures_keep_their_words(programs, tmp_path):
+async def test_failures_contain_the_programs_message(programs, tmp_path):
     make_program(tmp_path / "bin", "sbatch", "echo 'sbatch: error:  no' >&2; exit 3")
     done = await programs.run("sbatch")
     assert (done.code, done.words) == (3, "sbatch: error: no")

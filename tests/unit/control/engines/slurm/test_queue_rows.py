@@ -1,4 +1,4 @@
-"""Lines of squeue 22.05, recorded from a real one, and lines that somebody else may make it print."""
+"""Lines of squeue 22.05, recorded from a real cluster, and lines that another user may make squeue print."""
 
 from datetime import UTC, datetime
 
@@ -67,7 +67,7 @@ def test_recorded_steps_are_read_by_host():
     assert read_steps(RECORDED_STEPS, uid=1000) == ()
 
 
-def test_comments_come_back_as_they_were_written():
+def test_comments_survive_writing_and_reading():
     comment = comment_of(MARK, TAG, (0, 1, 2, 5), 30)
     (row,) = read_jobs(line(comment=comment), mark=MARK, uid=0)
     assert (row.tag, row.indices, row.grace_s) == (TAG, (0, 1, 2, 5), 30)
@@ -93,11 +93,11 @@ def test_comments_come_back_as_they_were_written():
         "",
     ],
 )
-def test_jobs_of_other_users_services_and_forms_are_passed_over(text):
+def test_jobs_of_other_users_services_and_forms_are_skipped(text):
     assert read_jobs(text, mark=MARK, uid=0) == ()
 
 
-def test_a_reason_may_hold_bars_and_a_word_that_is_not_known_loses_nobody():
+def test_a_reason_may_hold_bars_and_an_unknown_state_loses_no_job():
     (row,) = read_jobs(line(state="NEW_WORD", reason="a | b"), mark=MARK, uid=0)
     assert (row.reason, row.phase, row.is_living) == ("a | b", Phase.RUNS, True)
 
@@ -116,12 +116,12 @@ def test_limits_are_read_in_seconds(text, seconds):
     assert read_limit_s(text) == seconds
 
 
-def test_times_are_of_utc_and_words_are_none():
+def test_times_are_in_utc_and_other_text_is_no_time():
     assert read_time("2026-11-26T17:30:08") == at(17, 30, 8)
     assert read_time("N/A") is None
 
 
-def test_an_end_before_the_limit_shows():
+def test_an_end_before_the_time_limit_is_recognised():
     (row,) = read_jobs(RECORDED.splitlines()[1], mark=MARK, uid=0)
     assert not row.ends_early
     early = RECORDED.splitlines()[1].replace("2026-11-26T18:00:08", "2026-11-26T17:30:30")

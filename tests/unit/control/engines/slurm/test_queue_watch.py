@@ -1,4 +1,4 @@
-"""One question a second to Slurm, however many ask; its silence is told to all of them."""
+"""One query of Slurm per second, shared by all callers; a failure of Slurm is raised for all of them."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ JOB = "6|6|0|{}|node-1|train|N/A|N/A|N/A|30:00|1|None|clary:0f3a99c2:pool_012345
 
 
 class FakePrograms:
-    """Answers for Slurm's programs, and counts the questions."""
+    """Answers in place of Slurm's programs, and counts the queries."""
 
     def __init__(self):
         self.state = "RUNNING"
@@ -44,7 +44,7 @@ def watch(programs, clock):
     return QueueWatch(programs, clock, mark="0f3a99c2", uid=0)
 
 
-async def test_many_who_ask_at_once_ask_once_and_steps_come_first(watch, programs, clock):
+async def test_concurrent_callers_share_one_query_and_steps_are_queried_first(watch, programs, clock):
     found = await asyncio.gather(*(watch.look() for _ in range(20)))
     assert programs.asked == ["steps", "squeue", "sinfo"]
     assert all(one is found[0] for one in found)
@@ -53,13 +53,13 @@ async def test_many_who_ask_at_once_ask_once_and_steps_come_first(watch, program
     clock.advance(0.2)
     assert await watch.look() is not found[0]
     assert programs.asked.count("squeue") == 2
-    assert programs.asked.count("sinfo") == 1  # nodes are kept a little longer
+    assert programs.asked.count("sinfo") == 1  # nodes are cached longer than jobs
     clock.advance(3)
     await watch.look()
     assert programs.asked.count("sinfo") == 2
 
 
-async def test_nodes_are_asked_for_again_when_a_job_changes_or_somebody_acts(watch, programs, clock):
+async def test_nodes_are_queried_again_after_a_change_of_a_job_or_an_action(watch, programs, clock):
     await watch.look()
     programs.state = "SUSPENDED"
     clock.advance(1.1)
@@ -69,7 +69,7 @@ async def test_nodes_are_asked_for_again_when_a_job_changes_or_somebody_acts(wat
     assert programs.asked.count("sinfo") == 3
 
 
-async def test_who_needs_a_new_answer_gets_one_that_was_asked_for_after_his_question(watch, programs):
+async def test_a_caller_that_needs_new_data_gets_a_query_made_after_its_call(watch, programs):
     first = await watch.look()
     assert await watch.look(is_new=True) is not first
     watch.forget()
@@ -77,23 +77,23 @@ async def test_who_needs_a_new_answer_gets_one_that_was_asked_for_after_his_ques
     assert programs.asked.count("squeue") == 3
 
 
-async def test_a_change_is_followed_closely_for_a_moment(watch, programs, clock):
+async def test_after_a_change_queries_are_frequent_for_a_short_time(watch, programs, clock):
     await watch.look()
     watch.forget()
     for _ in range(12):
         clock.advance(0.35)
         await watch.look()
-    # The first nine looks come within three seconds of the change, the tenth is within a second of the ninth.
+    # The first nine queries run within three seconds of the change, the tenth would be within a second of the ninth.
     assert programs.asked.count("squeue") == 1 + 9
 
 
-async def test_steps_of_jobs_that_leave_are_asked_for_again(watch, programs):
+async def test_steps_of_jobs_that_leave_the_queue_are_queried_again(watch, programs):
     programs.state = "COMPLETING"
     await watch.look()
     assert programs.asked == ["steps", "squeue", "steps", "sinfo"]
 
 
-async def test_silence_is_told_to_all_and_ends(watch, programs, clock):
+async def test_a_failure_of_slurm_is_raised_for_all_callers_until_it_answers(watch, programs, clock):
     programs.is_away = True
     found = await asyncio.gather(*(watch.look() for _ in range(5)), return_exceptions=True)
     assert {type(one) for one in found} == {EngineError}

@@ -71,7 +71,7 @@ def test_hosts_of_one_kind_are_one_component():
     } <= set(arguments)
 
 
-def test_kinds_that_differ_are_components_with_comments_of_their_own():
+def test_different_kinds_are_components_with_their_own_comments():
     kinds = kind_names()
     submission = submit(order_of((kinds[0], 0), (kinds[2], 2), (kinds[0], 0)))
     small, large = components_of(submission)
@@ -82,7 +82,7 @@ def test_kinds_that_differ_are_components_with_comments_of_their_own():
     assert "--gres=gpu:2" in large
 
 
-def test_gpus_are_not_asked_for_by_hosts_that_want_none():
+def test_hosts_without_gpus_request_none():
     (arguments,) = components_of(submit(order_of((kind_names()[2], 0))))
     assert not any(argument.startswith("--gres") for argument in arguments)
 
@@ -104,12 +104,12 @@ def test_hosts_without_a_kind_are_left_to_slurm():
 
 
 @pytest.mark.parametrize("job_name", ["--wrap=id", "a b", "", "x" * 200, "a\nb", "-n5"])
-def test_names_that_are_not_plain_give_way_to_the_tag(job_name):
+def test_names_with_special_characters_are_replaced_by_the_tag(job_name):
     (arguments,) = components_of(submit(order_of(("", 0), job_name=job_name)))
     assert "--job-name=pool_0123456789ab" in arguments
 
 
-def test_a_partition_that_allows_less_is_said():
+def test_a_partition_with_a_shorter_time_limit_is_reported():
     submission = submit(order_of(("", 0), limit_s=3 * 86400))
     assert "--time=2880" in submission.arguments
     assert submission.remark == "partition train allows 2880 of the 4322 minutes that the job may need"
@@ -118,6 +118,6 @@ def test_a_partition_that_allows_less_is_said():
     assert submission.remark == ""
 
 
-def test_a_kind_that_is_gone_is_named():
+def test_a_missing_kind_is_named():
     with pytest.raises(EngineError, match=r"algo-1 was to have a node of kind old-1cpu.*there are train-4cpu-"):
         submit(order_of(("old-1cpu", 0)))

@@ -1,4 +1,4 @@
-"""Rows of the queue as allocations."""
+"""Rows of the queue, converted to allocations."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -49,7 +49,7 @@ STEPS = (step(6, 0, "node-1"), step(6, 1, "node-2"))
 
 
 class Cluster:
-    """Looks at the cluster, one after the other, with one memory."""
+    """Converts successive states of the cluster, with one memory of earlier states."""
 
     def __init__(self, folder):
         self.memory = Memory(folder)
@@ -72,7 +72,7 @@ def alive(found):
     return {index: member.is_alive for index, member in found.members.items()}
 
 
-def test_a_job_that_waits_says_why(cluster):
+def test_a_waiting_job_has_a_reason(cluster):
     found = cluster.look(waiting(indices=(0, 1)), states=("idle", "planned", "allocated"), remarks={TAG: "too long"})
     assert found.state is AllocationState.PENDING
     assert found.reason == "Slurm job 7 waits: Resources (2 of 3 nodes of partition train are free); too long"
@@ -83,7 +83,7 @@ def test_a_job_that_waits_says_why(cluster):
     assert (found.state, found.members) == (AllocationState.PENDING, {})
 
 
-def test_a_host_lives_from_the_grant_until_its_step_was_seen_and_is_gone(cluster):
+def test_a_host_is_alive_from_the_grant_until_its_step_has_disappeared(cluster):
     assert alive(cluster.look(job())) == {0: True, 1: True}
     assert alive(cluster.look(job(), steps=STEPS)) == {0: True, 1: True}
     found = cluster.look(job(), steps=STEPS[:1])
@@ -100,15 +100,16 @@ def test_a_step_that_never_comes_is_dead_after_a_while(cluster):
     assert found.members[0].why_dead == "no step of it was seen in 60 s of Slurm job 6"
 
 
-def test_a_node_that_failed_takes_its_host_along_though_its_step_is_listed(cluster):
+def test_a_host_on_a_failed_node_is_dead_though_its_step_is_listed(cluster):
     cluster.look(job(), steps=STEPS)
     found = cluster.look(job(nodes=("node-1",)), steps=STEPS, states=("allocated", "down*", "idle"))
     assert alive(found) == {0: True, 1: False}
     assert found.members[1].why_dead == "Slurm job 6 has lost node node-2 (down*)"
-    assert alive(cluster.look(job(nodes=("node-1",)), steps=STEPS)) == {0: True, 1: False}  # and is back
+    # the node is back, and its host stays lost
+    assert alive(cluster.look(job(nodes=("node-1",)), steps=STEPS)) == {0: True, 1: False}
 
 
-def test_a_node_that_failed_before_this_service_began_is_not_taken_for_another(cluster):
+def test_after_a_restart_a_failed_nodes_index_is_not_given_to_another_node(cluster):
     found = cluster.look(job(nodes=("node-2",)), steps=STEPS[1:])
     assert {index: (member.node, member.is_alive) for index, member in found.members.items()} == {
         0: ("no node", False),
@@ -121,19 +122,19 @@ def test_a_silent_node_is_not_lost_yet(cluster):
     assert alive(found) == {0: True, 1: True}
 
 
-def test_the_job_for_a_lost_host_decides_on_it(cluster):
+def test_the_replacement_job_decides_the_state_of_a_lost_host(cluster):
     cluster.look(job(), steps=STEPS)
     found = cluster.look(job(), waiting(), steps=STEPS[:1])
     assert (found.state, list(found.members)) == (AllocationState.PENDING, [0])
     extra = job(7, (1,), nodes=("node-3",))
     found = cluster.look(job(), extra, steps=STEPS[:1])
     assert (found.state, found.members[1].node) == (AllocationState.GRANTED, "node-3")
-    later = Cluster(cluster.memory._folder.parent / "later")  # has seen no step of the lost host
+    later = Cluster(cluster.memory._folder.parent / "later")  # this memory has no step of the lost host
     found = later.look(job(), extra, steps=(STEPS[0], step(7, 1, "node-3")))
     assert (found.state, found.members[1].node) == (AllocationState.GRANTED, "node-3")
 
 
-def test_a_second_job_for_hosts_that_are_there_changes_nothing(cluster):
+def test_a_second_job_for_existing_hosts_changes_nothing(cluster):
     found = cluster.look(job(), waiting(8, (0, 1)), steps=STEPS)
     assert (found.state, alive(found)) == (AllocationState.GRANTED, {0: True, 1: True})
 
@@ -156,7 +157,7 @@ def test_preemption_is_a_notice_for_all_hosts_and_then_the_cause(cluster):
     assert (found.state, found.reason) == (AllocationState.GONE, "Slurm job 6 was preempted")
 
 
-def test_a_job_that_somebody_cancels_is_told_while_its_steps_end(cluster):
+def test_a_cancelled_job_is_reported_while_its_steps_end(cluster):
     cluster.look(job(), steps=STEPS)
     leaving = job(state="COMPLETING", end_at=NOW)
     cluster.memory.of(6).cancelled_by = "alice"
@@ -169,7 +170,7 @@ def test_a_job_that_somebody_cancels_is_told_while_its_steps_end(cluster):
     assert found.members[0].why_dead == "Slurm job 6 was cancelled by somebody other than Clary"
 
 
-def test_a_job_that_leaves_without_steps_has_a_moment_to_say_why(cluster):
+def test_a_job_that_disappears_without_steps_has_a_short_time_for_its_reason(cluster):
     cluster.look(job(), steps=STEPS)
     leaving = job(state="COMPLETING", end_at=NOW)
     found = cluster.look(leaving, asked_s=50.0)
@@ -191,13 +192,13 @@ def test_a_job_that_leaves_without_steps_has_a_moment_to_say_why(cluster):
         ("FAILED", "has ended as FAILED (NonZeroExitCode)"),
     ],
 )
-def test_the_end_of_a_job_is_in_words(cluster, state, words):
+def test_the_end_of_a_job_has_a_readable_reason(cluster, state, words):
     found = cluster.look(job(state=state, reason="NonZeroExitCode" if state == "FAILED" else "None"))
     assert (found.state, found.reason) == (AllocationState.GONE, f"Slurm job 6 {words}")
     assert {member.why_dead for member in found.members.values()} == {found.reason}
 
 
-def test_a_limit_that_is_near_is_a_notice(cluster):
+def test_an_approaching_time_limit_is_a_notice(cluster):
     near = NOW + timedelta(seconds=1800 - 10 - 30 - 60)
     assert cluster.look(job(), steps=STEPS, now=near - timedelta(seconds=1)).members[0].notice is None
     found = cluster.look(job(), steps=STEPS, now=near)
@@ -212,7 +213,7 @@ def test_a_node_that_is_drained_is_a_notice_for_its_host_alone(cluster):
     assert found.members[1].notice.why == "node node-2 is to be empty (draining)"
 
 
-def test_what_this_service_ends_is_its_own_act_after_a_restart_too(cluster):
+def test_a_job_ended_by_the_service_is_known_as_such_after_a_restart(cluster):
     cluster.look(job(), steps=STEPS)
     cluster.memory.note_ended(6)
     assert cluster.look(job(), steps=STEPS).state is AllocationState.ENDING
@@ -221,11 +222,11 @@ def test_what_this_service_ends_is_its_own_act_after_a_restart_too(cluster):
     found = later.look(job(state="CANCELLED", end_at=NOW))
     assert (found.state, found.reason) == (AllocationState.GONE, "Slurm job 6 was ended by Clary")
     assert [path.name for path in folder.iterdir()] == ["6"]
-    later.look()  # Slurm has forgotten it
+    later.look()  # the job is no longer listed by Slurm
     assert list(folder.iterdir()) == []
 
 
-def test_a_host_that_its_node_did_not_end_counts_as_lost_after_a_restart_too(cluster):
+def test_a_host_that_its_node_did_not_end_counts_as_lost_after_a_restart(cluster):
     cluster.look(job(), steps=STEPS)
     cluster.memory.note_given_up(6, 1)
     found = cluster.look(job(), steps=STEPS)
@@ -241,5 +242,5 @@ def test_a_host_that_its_node_did_not_end_counts_as_lost_after_a_restart_too(clu
         "node-3",
     )
     assert not later.memory.is_given_up(7, 1)
-    later.look()  # Slurm has forgotten both
+    later.look()  # neither job is listed by Slurm any longer
     assert list(folder.iterdir()) == []

@@ -95,14 +95,14 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("request_", "words"), REFUSALS, ids=[words[-40:] for _, words in REFUSALS])
-def test_what_no_hook_and_no_rule_can_make_sense_of_is_refused(request_, words):
+def test_configurations_without_meaning_for_hooks_and_rules_are_refused(request_, words):
     with pytest.raises(WireError) as caught:
         debug_request.check(request_)
     assert caught.value.code == "ValidationException"
     assert words in caught.value.message
 
 
-def test_what_sdks_send_is_accepted():
+def test_requests_of_the_sdks_are_accepted():
     parameters = {"save_interval": "5", "eval.save_steps": "1,2", "reductions": "mean", "include_regex": ".*relu"}
     debug_request.check(
         request_with(
@@ -114,7 +114,7 @@ def test_what_sdks_send_is_accepted():
     debug_request.check({})
 
 
-def test_rule_parameters_say_what_runs_and_the_rest_is_the_rules_own():
+def test_parameters_select_the_rule_and_others_are_passed_to_it():
     parameters = {
         "rule_to_invoke": "Mine",
         "source_s3_uri": "s3://b/r.py",
@@ -175,7 +175,7 @@ def test_a_rule_stops_its_own_job_alone():
     ]
 
 
-def test_what_can_not_be_sent_is_said_once_a_rule():
+def test_actions_that_cannot_be_sent_get_one_warning_a_rule():
     found_ = debug_request.warnings(request_with(rule(action_json=MAILS)), job_name="job", num_hosts=1)
     assert len(found_) == 1
     assert found_[0].startswith("rule Loss: email and sms can not be sent from here")
@@ -187,7 +187,7 @@ def test_what_can_not_be_sent_is_said_once_a_rule():
     assert alone[0].startswith("debugger rules run on the first host and see what is saved there alone")
 
 
-def test_rules_are_in_progress_until_something_is_told_of_them():
+def test_rules_are_in_progress_until_a_report_arrives():
     script = running(rule("a"), rule("b"))
     assert statuses(script.job) == [("a", "InProgress"), ("b", "InProgress")]
     told(script, RuleFacts(name="a", status=RuleStatus.NO_ISSUES_FOUND, details="all well"))
@@ -198,13 +198,13 @@ def test_rules_are_in_progress_until_something_is_told_of_them():
     assert rows_of(script.job, RuleKind.PROFILER) == []
 
 
-def test_what_a_host_says_of_rules_that_nobody_asked_for_is_not_kept():
+def test_reports_on_unknown_rules_are_ignored():
     script = running(rule("a"))
     told(script, found("stranger"))
     assert script.job.rule_evaluations == ()
 
 
-def test_a_finding_stays_and_the_same_told_again_keeps_its_time():
+def test_a_finding_stays_and_a_repeated_report_keeps_its_time():
     script = running(rule())
     told(script, found())
     first = rows_of(script.job, RuleKind.DEBUG)
@@ -213,13 +213,13 @@ def test_a_finding_stays_and_the_same_told_again_keeps_its_time():
     assert rows_of(script.job, RuleKind.DEBUG) == first
 
 
-def test_details_are_as_long_as_the_api_has_them():
+def test_details_are_cut_to_the_length_of_the_api():
     script = running(rule())
     told(script, found(details="x" * 5000))
     assert rows_of(script.job, RuleKind.DEBUG)[0]["StatusDetails"] == "x" * 1024
 
 
-def test_rules_that_nobody_tells_of_any_more_are_stopped_when_the_job_has_ended():
+def test_rules_without_a_final_report_are_stopped_at_the_end_of_the_job():
     script = running(rule("a"), rule("b"))
     told(script, RuleFacts(name="b", status=RuleStatus.IN_PROGRESS))
     script.report("algo-1", HostPhase.LOST)
@@ -282,7 +282,7 @@ def test_a_finding_after_the_end_is_kept_and_does_not_change_the_end():
     assert statuses(job) == [("Loss", "IssuesFound")]
 
 
-def test_evaluations_of_both_kinds_under_one_name_are_told_apart_and_outlive_the_store():
+def test_evaluations_of_both_kinds_with_one_name_stay_separate_in_the_store():
     script = running(rule("same"))
     script.job = replace(script.job, request={**script.job.request, "ProfilerRuleConfigurations": [rule("same")]})
     for kind, status in ((RuleKind.DEBUG, RuleStatus.ERROR), (RuleKind.PROFILER, RuleStatus.NO_ISSUES_FOUND)):
@@ -296,7 +296,7 @@ def test_evaluations_of_both_kinds_under_one_name_are_told_apart_and_outlive_the
     assert len(arns) == 2
 
 
-def test_a_notice_tells_a_new_finding_once_and_nothing_of_the_request():
+def test_a_notice_reports_a_new_finding_once_without_the_request():
     before = running(rule()).job
     script = running(rule())
     told(script, found())
@@ -308,7 +308,7 @@ def test_a_notice_tells_a_new_finding_once_and_nothing_of_the_request():
     assert "request" not in notice
 
 
-def test_what_a_rule_finds_when_the_program_has_ended_stops_nothing():
+def test_a_finding_after_the_end_of_the_program_stops_nothing():
     script = running(rule(action_json=STOP % "", rule_to_invoke="Loss"))
     job = told(script, found(), phase=HostPhase.EXITED, exits=(exit_of(0),)).job
     assert statuses(job) == [("Loss", "IssuesFound")]

@@ -1,4 +1,4 @@
-"""The watch over a job's links: the hosts that are cut off, and its record of them."""
+"""The watch over a job's links: its detection of hosts that are cut off, and its record of them."""
 
 import socket
 import time
@@ -50,12 +50,12 @@ class Network:
     ("missed", "expected"),
     [
         ([0, 0, 0], []),
-        ([9, 9, 0], [1]),  # from and to the second host
+        ([9, 9, 0], [1]),  # the second host neither sends nor receives
         ([9, 0, 9], [0]),
-        ([9, 0, 0], []),  # one direction of one pair is no cut link
+        ([9, 0, 0], []),  # one direction between one pair is no cut link
         ([9, 9, 9, 0], [1, 2]),
         ([9, 0], []),
-        ([9, 9], [1]),  # nobody can tell which of two it is
+        ([9, 9], [1]),  # with two hosts the cut one is unknown
     ],
 )
 def test_a_host_is_cut_off_when_nothing_passes_to_or_from_it(missed, expected):
@@ -63,7 +63,7 @@ def test_a_host_is_cut_off_when_nothing_passes_to_or_from_it(missed, expected):
 
 
 @pytest.mark.parametrize("num_hosts", [2, 3])
-def test_a_cut_link_is_written_down_after_the_limit_and_taken_back_when_it_heals(tmp_path, num_hosts):
+def test_a_cut_link_is_recorded_after_the_limit_and_removed_when_it_heals(tmp_path, num_hosts):
     network = Network(tmp_path, num_hosts)
     assert network.rounds(3 * LIMIT) == []
     network.cut = {1}
@@ -81,25 +81,26 @@ def test_a_folder_that_is_gone_does_not_end_the_watch(tmp_path):
 
 
 @pytest.mark.parametrize("num_hosts", [2, 3])
-def test_a_watch_that_was_held_up_says_when_the_last_frame_that_arrived_was_sent(tmp_path, num_hosts):
+def test_a_delayed_watch_records_the_send_time_of_the_last_frame_that_arrived(tmp_path, num_hosts):
     network = Network(tmp_path, num_hosts)
-    seconds = iter(range(1000, 10_000, 10))  # ten from one look at the clock to the next: far slower than planned
+    # ten seconds between two reads of the clock: far slower than the planned interval
+    seconds = iter(range(1000, 10_000, 10))
     network._watch._monotonic, network._watch._last_sent_s = lambda: next(seconds), [0.0] * num_hosts
-    network.rounds(1)  # these frames arrive, whenever they are taken
+    network.rounds(1)  # these frames arrive, although they are read late
     network._watch._monotonic = lambda: 5000.0
     network.cut = {1}
     network.rounds(LIMIT + 1)
     assert read_cut_off(network.path) == {"algo-2": 1000.0}
 
 
-def test_what_an_older_watch_has_written_is_read(tmp_path):
-    # Names alone, or with seconds of the epoch, which can no longer be trusted.
+def test_records_of_an_older_watch_can_be_read(tmp_path):
+    # Names alone, or names with epoch seconds, which are no longer trusted.
     for text in ('["algo-2"]', '{"algo-2": 1767225600.5}'):
         (tmp_path / "old.json").write_text(text)
         assert read_cut_off(str(tmp_path / "old.json")) == {"algo-2": None}
 
 
-def test_a_clock_that_is_set_changes_nothing_of_when_a_link_was_well(tmp_path, monkeypatch):
+def test_setting_the_clock_does_not_change_the_time_of_a_links_last_frame(tmp_path, monkeypatch):
     network = Network(tmp_path, 2)
     network.rounds(1)
     monkeypatch.setattr(link_watch.time, "time", lambda: 0.0)  # set back by half a century

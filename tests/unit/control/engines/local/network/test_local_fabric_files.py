@@ -1,4 +1,4 @@
-"""Files of a job's network: the process that holds it writes them again, since nobody else knows their content."""
+"""Files of a job's network: the process that holds the network restores them, since it alone knows their content."""
 
 import json
 
@@ -20,7 +20,7 @@ RUINS = {
 
 
 @pytest.mark.parametrize("ruin", RUINS.values(), ids=RUINS)
-def test_the_holder_of_a_network_writes_its_files_again(tmp_path, ruin, capsys):
+def test_the_holder_of_a_network_restores_its_files(tmp_path, ruin, capsys):
     kept = {str(tmp_path / name): {"pid": 1, "of": name} for name in (READY_FILE, SPEC_FILE)}
     fabric.keep_files(kept)
     capsys.readouterr()
@@ -33,13 +33,13 @@ def test_the_holder_of_a_network_writes_its_files_again(tmp_path, ruin, capsys):
     assert capsys.readouterr().err.count("is written again") == 2
 
 
-def test_a_folder_that_is_gone_is_not_made_again(tmp_path):
+def test_a_deleted_folder_is_not_restored(tmp_path):
     fabric.keep_files({str(tmp_path / "gone" / READY_FILE): {}})
     assert not (tmp_path / "gone").exists()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"folder": 1, "prefix_length": 2, "hosts": [1], "relays": []}'])
-def test_a_launch_on_a_damaged_description_is_tried_again(tmp_path, text):
+def test_a_launch_on_a_damaged_description_is_retryable(tmp_path, text):
     (tmp_path / SPEC_FILE).write_text(text)
     ready = NetworkReady(pid=1, started="1", error=None)
     with pytest.raises(EngineError, match="can not be read") as told:
