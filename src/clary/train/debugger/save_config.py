@@ -18,9 +18,9 @@ class SaveConfigMode:
     """Steps of one phase at which tensors are saved.
 
     Args:
-        save_interval: steps that are multiples of it are saved,
-        start_step: from this step on,
-        end_step: up to this step, exclusive; None for no end.
+        save_interval: save the steps that are multiples of it.
+        start_step: first step to save.
+        end_step: save steps below it; None for no end.
         save_steps: further steps to save, regardless of the other parameters.
 
     Raises: ConfigurationError.

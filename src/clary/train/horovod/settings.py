@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _MIB = 1 << 20
-_MS = 1000  # a second
+_MS = 1000  # per second
 WITHOUT_EFFECT: Mapping[str, str] = {
     "HOROVOD_AUTOTUNE": "the cost model of the collectives chooses",
     "HOROVOD_AUTOTUNE_LOG": "the cost model of the collectives chooses",

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from clary.train.horovod.requests import Verb
 
-_US = 1e6  # a second
+_US = 1e6  # per second
 # Opening does not block on a pipe without a reader, and follows no link.
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FILE_MODE = 0o644

@@ -164,7 +164,7 @@ def check_tensor_degree(root: torch.nn.Module, degree: int, reasons: Sequence[st
     Args:
         reasons: why modules that the program marked are not distributed.
 
-        Raises: ValueError if the model has no distributed module.
+    Raises: ValueError if the model has no distributed module.
     """
     if degree == 1 or any(getattr(module, "is_distributed", False) for module in root.modules()):
         return

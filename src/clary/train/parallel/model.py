@@ -80,7 +80,7 @@ class DistributedModel(ReducingModel):
             model where it is.
         trace_execution_times: cut by measured seconds instead of counted operations.
         overlapping_allreduce: average gradients in buckets during the backward pass instead of after it.
-        backward_passes_per_step: number of backward passes per reduction of gradients.
+        backward_passes_per_step: number of steps with a backward pass per reduction of gradients.
         average_grads_across_microbatches: see [Note: scale].
         bucket_cap_mb: size of a bucket of gradients that are averaged together, in MiB.
 
@@ -179,7 +179,7 @@ class DistributedModel(ReducingModel):
             tensors: one tensor, or several; usually the loss of a microbatch.
             grad_tensors: gradients of `tensors`; None for scalars.
 
-            Raises: ParallelError if the model lies on several ranks and no step is running.
+        Raises: ParallelError if the model lies on several ranks and no step is running.
         """
         one = microbatch()
         if one is not None and one.is_traced:

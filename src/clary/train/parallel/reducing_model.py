@@ -36,7 +36,7 @@ class ReducingModel(StatefulModel):
     Args:
         module: the wrapped model.
         averages: whether gradients of a step are the mean over its microbatches.
-        passes_per_step: number of backward passes per reduction.
+        passes_per_step: number of steps with a backward pass per reduction.
         bucket_bytes: size of a bucket of gradients, in bytes.
         overlaps: whether buckets are sent during the backward pass.
     """
@@ -55,7 +55,7 @@ class ReducingModel(StatefulModel):
         self._is_sharded = runtime.configuration.sharded_data_parallel_degree > 1
         self._averages, self._passes_per_step = averages, passes_per_step
         self._bucket_bytes, self._overlaps = bucket_bytes, overlaps
-        self._num_passes = 0  # backward passes since the last reduction
+        self._num_passes = 0  # steps with a backward pass since the last reduction
         self._has_gradients = False  # whether this step has computed gradients
         self._is_dirty = False  # whether gradients have arrived since the last reduction
         self._is_in_step = False
@@ -70,7 +70,7 @@ class ReducingModel(StatefulModel):
         self._communication_hook: CommunicationHook | None = None
 
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
-        """Let `hook(state, bucket)` average the gradients of replicas, as a DDP hook of torch.
+        """Let `hook(state, bucket)` average the gradients of replicas, as a DDP hook of torch does.
 
         Args:
             hook: function of a bucket (`buffer()`, `gradients()`, `parameters()`, `index()`, `is_last()`) with
@@ -148,7 +148,7 @@ class ReducingModel(StatefulModel):
         Args:
             have_gradients: whether any replica has gradients, since some replicas may skip a backward pass.
 
-            Raises: ParallelError if there are no gradients.
+        Raises: ParallelError if there are no gradients.
         """
         if self._has_gone.forward and not self._has_gone.backward and not have_gradients:
             raise ParallelError(NO_BACKWARD)

@@ -265,7 +265,7 @@ class Half(Whole):
         return {**super().full_state(), "masters": self._gather(masters)}
 
     def load(self, state: State) -> None:
-        """See `Stepper`; for a state without masters, they are copied from the parameters."""
+        """See `Stepper`; masters that the state lacks are copied from the parameters."""
         super().load({name: value for name, value in state.items() if name != "masters"})
         self.take_parameters()
         masters = state.get("masters", {})

@@ -94,7 +94,7 @@ class CollectiveCalls:
     """
 
     def __init__(self) -> None:
-        self.slots: dict[int, _Slot] = {}  # by group
+        self.slots: dict[int, _Slot] = {}  # slots by group
         self.message_slots: dict[int, _Slot] = {}  # slots of sends and receives, by group
         self.works: dict[int, int] = {}
         self.works_of_rows: dict[int, int] = {}
@@ -223,7 +223,7 @@ def wrap_groups(calls: CollectiveCalls, mark: Mark) -> list[FunctionType]:
     Args:
         mark: function that marks a wrapper as ours and excludes it from compilation.
 
-        Returns: the wrappers, whose code objects have the names of torch's methods.
+    Returns: the wrappers, whose code objects have the names of torch's methods.
     """
     distributed = sys.modules.get("torch.distributed")
     kind = getattr(distributed, "ProcessGroup", None)

@@ -28,12 +28,7 @@ from clary.train.tf_parallel.session import Session
 from clary.train.tf_parallel.tracing import Trace
 from clary.train.tf_parallel.variables import handle_of, name_of, variable_of
 
-_CHANGES = (
-    "Assign",
-    "ResourceApply",
-    "ResourceSparseApply",
-    "ResourceScatter",
-)  # prefixes: writes to variables
+_CHANGES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")  # prefixes of op types that write
 
 
 @dataclass(frozen=True)

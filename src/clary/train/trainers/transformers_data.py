@@ -1,8 +1,8 @@
 """Patches of transformers' Trainer under smdistributed.dataparallel: CPU on hosts without a GPU, losses of all ranks.
 
 Where: `installing` patches two modules of transformers. Every version calls `_setup_devices` once for the process's
-device; it assumes CUDA with SMDDP. Set to the CPU, it would make a group over gloo, so `join` first makes a group over
-smddp, which every version then finds and uses.
+device; it assumes CUDA with SMDDP. With the CPU setting, it would make a group over gloo, so `join` first makes a
+group over smddp, which every version then finds and uses.
 Source: transformers 4.28, 4.37, 4.46 and 5.24 `TrainingArguments._setup_devices`, `utils.is_sagemaker_dp_enabled`; 5.24
 `trainer_pt_utils.nested_gather`, which supports only the mode DISTRIBUTED.
 """

@@ -1,7 +1,7 @@
 """Patches of transformers' Trainer under smdistributed.modelparallel (SMP v1), in versions that use accelerate.
 
 Where: `installing` patches two modules of transformers. Versions up to 4.28 counted SMP's replicas themselves and need
-no patch on a GPU. In later versions accelerate counts, which counts ranks instead of replicas.
+no patch on a GPU. Later versions let accelerate count, which counts ranks instead of replicas.
 
 [Note: what goes wrong otherwise]
 device      transformers assumes CUDA with SMP.

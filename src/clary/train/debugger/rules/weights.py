@@ -22,7 +22,7 @@ class PoorWeightInitialization(BuiltInRule):
         activation_inputs_regex: inputs of activations.
         threshold: largest ratio of variances that is accepted.
         distribution_range: least range of gradients that is accepted.
-        patience: saved steps without a smaller loss from which on a step can be a finding.
+        patience: number of saved steps without a smaller loss after which a finding is possible.
         steps: number of first saved steps to check.
     """
 

@@ -4,7 +4,7 @@ Where: `smp.save`, `smp.load`, and `folders`. A file exists whole or not at all:
 renamed.
 
     f_{mp_rank}                     without tensor parallelism
-    f_{pp_rank}_{tp_rank}           with it
+    f_{pp_rank}_{tp_rank}           with tensor parallelism
     f_{pp_rank}_{tp_rank}_{rdp_rank}  if replicas hold different states (sharded optimizer state)
 
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`, "smp.save".

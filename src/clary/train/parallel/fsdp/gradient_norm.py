@@ -45,7 +45,7 @@ def clip_gradients(model: nn.Module, max_norm: float, norm_type: float = 2.0) ->
     Args:
         norm_type: p of the norm; infinity for the largest element.
 
-        Returns: the norm before clipping, a scalar, in the widest dtype among the gradients.
+    Returns: the norm before clipping, a scalar, in the widest dtype among the gradients.
     """
     max_norm, norm_type = float(max_norm), float(norm_type)
     is_largest = math.isinf(norm_type)

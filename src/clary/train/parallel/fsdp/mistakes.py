@@ -97,7 +97,7 @@ def check_replicas(model: nn.Module, group: Any) -> None:
     Args:
         group: the ranks over which DistributedDataParallel would average; None is all ranks.
 
-        Raises: ValueError if the group contains ranks with different slices.
+    Raises: ValueError if the group contains ranks with different slices.
     """
     ranks = set(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD))
     for axis in axes_of(model):

@@ -40,7 +40,7 @@ class Seat:
     """A rank's host and GPU, and its ability to lend memory.
 
     Args:
-        host: name of the host, equal for ranks that can share memory alone.
+        host: name of the host, equal only for ranks that can share memory.
         gpu: name of its GPU, equal in all processes of the machine; "" without a GPU.
         visible: names of all GPUs that its process sees.
         refusal: reason why its GPU's memory cannot be lent; "" if it can.
@@ -133,7 +133,7 @@ def agree(rank: int, own: Seat, make_lender: Callable[[], Lender], gather: Gathe
     Args:
         rank: this rank's index in the results of `gather`.
         make_lender: called if this rank takes part in a way between GPUs.
-        Returns: this rank's ways; None if no tensor of this rank is sent through GPU memory.
+    Returns: this rank's ways; None if no tensor of this rank is sent through GPU memory.
     """
     seats = list(gather(own))
     others = [one for one in range(len(seats)) if one != rank]

@@ -112,7 +112,7 @@ class Simulation:
     """The course of a schedule in which every action takes its expected time.
 
     Args:
-        begins: each rank's begins of actions, in seconds.
+        begins: begin of each action, in seconds, by rank.
         length_s: time from the first begin to the last end.
         idle: each rank's idle share of `length_s`.
         peak_activations: for each rank, the largest number of activations (per stage and microbatch) in memory at once.

@@ -1,8 +1,8 @@
 """The schedules, as functions that write lists of actions. One stage per rank, except in `interleaved`.
 
     gpipe       all forwards, then all backwards; activations of all microbatches in memory at once
-    one_f_one_b each backward as early as possible; at most p - s microbatches' activations on stage s of p interleaved
-    1F1B with several stages per rank: less idle time, more messages
+    one_f_one_b each backward as early as possible; at most p - s microbatches' activations on stage s of p
+    interleaved 1F1B with several stages per rank: less idle time, more messages
     zb1p        1F1B with backward passes in halves: gradients of weights fill idle time
 
 Source: GPipe, arXiv 1811.06965; PipeDream-flush, arXiv 2006.09503; interleaved, arXiv 2104.04473, section 2.2; zero

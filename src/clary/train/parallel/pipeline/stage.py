@@ -84,7 +84,7 @@ class Stage:
 
         Args:
             gradients: gradients of the outputs that require one, in order.
-            Returns: gradients of the inputs that require one, in order; zeros for an unused input.
+        Returns: gradients of the inputs that require one, in order; zeros for an unused input.
         """
         done = self._passes.pop(microbatch)
         self._run_whole(done, gradients)

@@ -200,7 +200,7 @@ def heads_of(given: Heads, number: int, layout: str, dtype: torch.dtype | None) 
         layout: names of dimensions with spaces between, such as "b s h d".
         dtype: dtype of the results; None keeps each tensor's dtype.
 
-        Raises: ValueError if the tensors do not fit the layout.
+    Raises: ValueError if the tensors do not fit the layout.
     """
     names = layout.split()
     tensors = [given] if isinstance(given, torch.Tensor) else list(given)

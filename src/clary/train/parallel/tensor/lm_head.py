@@ -109,7 +109,7 @@ class DistributedTransformerLMHead(DistributedModule):
             )
 
     def forward(self, inputs: tuple[torch.Tensor | None, ...], *, num_items: torch.Tensor | int | None = None) -> Any:
-        """Return logits [N, S, vocab_size], with labels (loss, logits), without a head hidden states [N, S, H].
+        """Return logits [N, S, vocab_size]; with labels (loss, logits); without a head hidden states [N, S, H].
 
         Args:
             inputs: (input_ids [N, S], attention_mask [N, S], token_type_ids, position_ids, labels [N, S]); with

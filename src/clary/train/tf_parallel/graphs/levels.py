@@ -9,7 +9,7 @@ row:
 
     level 0  forward pass of part 0                    rank 0
     level 1  forward pass of part 1                    rank 1
-    level 2  loss, on both ranks; backward pass of part 1    ranks 0 and 1
+    level 2  loss, on both; backward pass of part 1    ranks 0 and 1
     level 3  backward pass of part 0                   rank 0
 
 An operation runs at the level at which its result is needed: a variable is read at the level of its use, not at level

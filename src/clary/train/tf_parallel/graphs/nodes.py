@@ -102,7 +102,7 @@ class Graph:
 
 
 def _in_order(nodes: Sequence[Node]) -> list[Node]:
-    """Sort the nodes topologically; the sort is stable."""
+    """Sort the nodes so that each follows its inputs and controls."""
     by_name = {node.name: node for node in nodes}
     found: dict[str, Node] = {}
     for first in nodes:

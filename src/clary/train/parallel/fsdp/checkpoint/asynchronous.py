@@ -165,7 +165,7 @@ class AsyncCallsQueue:
 
         Args:
             blocking: wait for all saves under way.
-            process_group: of the ranks that save; None is all ranks.
+            process_group: the ranks that save; None is all ranks.
             skip_sync: finish the saves that this rank has written, without first agreeing with the other ranks on their
                 number, but wait for the other ranks' files. All ranks must then finish the same saves, by repeated
                 calls.

@@ -89,7 +89,7 @@ class ExpertGroups:
 def make_expert_groups(expert_degree: int, shard_degree: int) -> ExpertGroups:
     """Make the groups; every rank of the world calls it at the same time.
 
-    Raises: ValueError if the degrees do not divide each other as they must.
+    Raises: ValueError naming a division rule that the degrees break.
     """
     rank = dist.get_rank()
     ranks = ExpertRanks(dist.get_world_size(), expert_degree, shard_degree)
