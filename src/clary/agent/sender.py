@@ -3,11 +3,12 @@
 Where: `metrics.shipper`, `training.training_watch` and `log.log_shipper` are senders, each with a policy for its items;
 dumps and profiles, one message each, are sent by `send_until_taken`.
 
-[Note: guarantees for numbered items] Items are stored in order, each once: the service skips numbers that it has, and
-returns the number that it wants next, so that a batch may be sent again after a lost answer. While the service is
-unreachable, hangs or restarts, items wait in the outbox. If later items matter more, items that the service refuses or
-never accepts are dropped and counted; otherwise they are sent until the service accepts them. Items that a killed agent
-had not sent are lost, except log lines, which are on disk.
+[Note: guarantees for numbered items]
+Items are stored in order, each once: the service skips numbers that it has, and returns the number that it wants next,
+so that a batch may be sent again after a lost answer. While the service is unreachable, hangs or restarts, items wait
+in the outbox. If later items matter more, items that the service refuses or never accepts are dropped and counted;
+otherwise they are sent until the service accepts them. Items that a killed agent had not sent are lost, except log
+lines, which are on disk.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 members     parse a tar stream into checked members: names, kinds and sizes are safe to use, damage is an error
 extraction  write members into a folder, never outside it
-gzip_writer compress one gzip stream with several threads tar_writer  write members to a stream
+gzip_writer compress one gzip stream with several threads
+tar_writer  write members to a stream
 trees       read folders of this host as members
 """
 

@@ -3,9 +3,9 @@
 Where: an agent fetches each channel through this while it prepares its host (secondary status Downloading).
 
 `CompressionType: Gzip`: every object is unpacked during the transfer and its name loses a final `.gz` (`.tgz` becomes
-`.tar`), so that names still fit the content. SageMaker documents the setting for Pipe mode only. `InputMode: FastFile`
-is fetched like File; the service warns about this when the job is created. `InputMode: Pipe` fetches nothing here:
-`fetch_channel` finds and counts the objects, `PipeFeeder` feeds them.
+`.tar`), so that names still fit the content. SageMaker documents the setting for Pipe mode only.
+`InputMode: FastFile` is fetched like File; the service warns about this when the job is created.
+`InputMode: Pipe` fetches nothing here: `fetch_channel` finds and counts the objects, `PipeFeeder` feeds them.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Where: the supervisor starts one `PipeFeeder` per Pipe channel before the progra
 
 Protocol of SageMaker: the program reads epoch 0 from `<data>/<channel>_0`; when it has closed that pipe, at the end of
 the data or earlier, `<data>/<channel>_1` appears, and so on without limit. The pipe of a finished epoch is removed, so
-that a program that opens it again gets an error instead of an endless wait. Objects follow each other without a
-separator, or wrapped as RecordIO; `CompressionType: Gzip` is unpacked during the transfer; with a shuffle seed every
-epoch has another order of objects.
+that a program that opens it again gets an error instead of an endless wait.
+Objects follow each other without a separator, or wrapped as RecordIO; `CompressionType: Gzip` is unpacked during the
+transfer; with a shuffle seed every epoch has another order of objects.
 
 An unreadable object must not look like the end of the data: the pipe then stays open without further bytes, and
 `failure` (and the callback) notify the supervisor, which ends the program.

@@ -7,8 +7,9 @@ Rules for `S3Prefix`, as in the SageMaker SDK's local mode (contract 3.1):
   also matches `input/code-old/x` (as `-old/x`), as in SageMaker, and a note reports it.
 - Keys that end in a slash are folders: created, but neither counted nor sharded.
 `ManifestFile`: a JSON array `[{"prefix": "s3://bucket/some/"}, "relative/key", ...]`; each key is appended unchanged to
-the prefix and is also the name of its file. `ShardedByS3Key`: of the keys in sorted order, host i of n gets the i-th,
-(i+n)-th, ...: each object goes to exactly one host.
+the prefix and is also the name of its file.
+`ShardedByS3Key`: of the keys in sorted order, host i of n gets the i-th, (i+n)-th, ...: each object goes to exactly one
+host.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@ decouples a program from the service: printing costs one write to a local file, 
 memory stays bounded. The lines lie in files of `SEGMENT_BYTES`, named after their first line's number; a file is
 removed once all its lines are stored.
 
-[Note: lines lost by a full spool] A full spool loses the newest lines: a numbered line is never removed before it is
-stored, so every line in the spool reaches the log, and a batch that is being sent stays valid. `log_intake` keeps a
-program's last lines in memory, so that the cause of a failure is named even if its line is lost. Where lines are
-missing, the log has a sentence with their number and the reason; that sentence and the agent's other lines are kept
-even if the disk is full. A full disk does not lose lines at once: `MEMORY_BYTES` of lines are kept in memory until the
-service has stored them.
+[Note: lines lost by a full spool]
+A full spool loses the newest lines: a numbered line is never removed before it is stored, so every line in the spool
+reaches the log, and a batch that is being sent stays valid. `log_intake` keeps a program's last lines in memory, so
+that the cause of a failure is named even if its line is lost. Where lines are missing, the log has a sentence with
+their number and the reason; that sentence and the agent's other lines are kept even if the disk is full. A full disk
+does not lose lines at once: `MEMORY_BYTES` of lines are kept in memory until the service has stored them.
 """
 
 from __future__ import annotations

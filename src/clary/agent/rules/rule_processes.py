@@ -1,8 +1,8 @@
 """The rules of a job, as processes that run concurrently with its program.
 
 Where: the supervisor of the first host starts them with the program, in a separate host with the same `/opt/ml`,
-environment and network. The rules may outlive the program, and cannot end it. Each rule is `python -m
-clary.train.debugger.evaluation` with an order file, and writes its status to a file:
+environment and network. The rules may outlive the program, and cannot end it.
+Each rule is `python -m clary.train.debugger.evaluation` with an order file, and writes its status to a file:
 
     RULES_FOLDER/0/order.json, source/rule.py, other_0/..., status.json
 

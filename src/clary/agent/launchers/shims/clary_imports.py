@@ -1,7 +1,7 @@
 """Import hook that calls a function as soon as a program has imported a module.
 
-Where: `clary_jax` and `clary_numpy` use it; `clary_rank` calls them before it runs a program. It runs in the user's
-environment: Python 3.8 or later, with the standard library only, without clary.
+Where: `clary_jax` and `clary_numpy` use it; `clary_rank` calls them before it runs a program.
+It runs in the user's environment: Python 3.8 or later, with the standard library only, without clary.
 """
 
 from __future__ import annotations

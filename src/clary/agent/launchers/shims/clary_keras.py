@@ -3,8 +3,8 @@
 Where: `clary_rank` calls `install` before it runs a program; the service sets `CLARY_KERAS_2` and TF_USE_LEGACY_KERAS.
 Both names were one library in such images: layers of `keras` worked in models of `tf.keras`. Here the package `keras`
 is Keras 3, whose layers those models refuse, and tf_keras is Keras 2. So modules of `keras` become the module objects
-of tf_keras. Such a program cannot import Keras 3. It runs in the user's environment: Python 3.8 or later, with the
-standard library only, without clary.
+of tf_keras. Such a program cannot import Keras 3.
+It runs in the user's environment: Python 3.8 or later, with the standard library only, without clary.
 """
 
 from __future__ import annotations
