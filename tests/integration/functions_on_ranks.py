@@ -1,8 +1,8 @@
-"""Runs the functions of a program on several ranks, and returns how each ended.
+"""Runner of the functions of a program on several ranks, and their outcomes.
 
-A program is a file of functions `test_...(rank, size)`. A driver is a script that is one rank: `torch_ranks`,
+A program is a file of functions `test_...(rank, size)`. A driver is the script of one rank: `torch_ranks`,
 `tensorflow_ranks`, `checks_on_tensorflow_ranks`. It prepares its framework and calls `run_functions`. Interpreters of
-training programs import this module, so it needs the standard library alone. CLARY_TEST_ONLY names one function to run.
+training programs import this module, so it uses only the standard library. CLARY_TEST_ONLY names one function to run.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 Outcomes = dict[str, list[str | None]]
-"""By function, for each rank: the error, or None if the function has passed."""
+"""Function -> for each rank: the error, or None if the function has passed."""
 
 
 def names(program: Path, prefix: str = "test_") -> list[str]:
-    """Return the names of a program's functions in its order, without importing it."""
+    """Return the names of a program's functions in the order of the file, without importing it."""
     tree = ast.parse(program.read_text(encoding="utf-8"))
     return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith(prefix)]
 
@@ -39,17 +39,17 @@ def outcomes_of(
     limit_s: float,
     prefix: str = "test_",
 ) -> Outcomes:
-    """Run a program on `size` ranks; all are killed when the time is over.
+    """Run a program on `size` ranks; return the outcomes of its functions. Ranks are killed at the time limit.
 
     Args:
-        command: interpreter and driver; it is called with program, rank, size and a folder.
+        command: interpreter and driver, called with program, rank, size and a folder.
         program: the file of functions.
         size: number of ranks.
-        variables: by rank, environment variables besides TMPDIR.
+        variables: rank -> environment variables besides TMPDIR.
         limit_s: seconds for all functions.
-        prefix: of the functions' names.
+        prefix: prefix of the functions' names.
     """
-    # The folder is removed with all that ranks leave in it; a process that they have left may still write there.
+    # The folder is removed with its content; a process left by a rank may still write to it.
     with tempfile.TemporaryDirectory(prefix="clary-ranks-", ignore_cleanup_errors=True) as folder:
         ranks = []
         for rank in range(size):
@@ -76,8 +76,8 @@ def require_passed(program: Path, name: str, failures: list[str | None]) -> None
 
     Args:
         program: the file of functions.
-        name: of the function.
-        failures: what `outcomes_of` returned for it.
+        name: name of the function.
+        failures: the outcomes of the function from `outcomes_of`.
     """
     words = "\n".join(f"rank {rank}: {failure}" for rank, failure in enumerate(failures) if failure is not None)
     assert not words, f"{program.name}: {name}\n{words}"
@@ -96,14 +96,14 @@ def load(program: Path) -> ModuleType:
 def run_functions(
     program: Path, rank: int, folder: Path, run: Callable[[str], str | None], prefix: str = "test_"
 ) -> None:
-    """Run the functions of a program one after the other, and record how each ended for `outcomes_of`.
+    """Run the functions of a program one after the other, and record the outcome of each for `outcomes_of`.
 
     Args:
         program: the file of functions.
-        rank: of this process.
-        folder: of all ranks.
-        run: runs the function of a name, and returns its error or None.
-        prefix: of the functions' names.
+        rank: rank of this process.
+        folder: folder shared by all ranks.
+        run: runs the function of this name, and returns its error or None.
+        prefix: prefix of the functions' names.
     """
     with _record(folder, rank).open("w", encoding="utf-8") as record:
         only = os.environ.get("CLARY_TEST_ONLY")
@@ -113,7 +113,7 @@ def run_functions(
 
 
 def failure_of(call: Callable[[], object]) -> str | None:
-    """Return the traceback of a call that raises, else None."""
+    """Return the traceback of a call that raises, None if it returns."""
     try:
         call()
     except Exception:  # noqa: BLE001 - returned to the test, which fails with it
@@ -122,7 +122,7 @@ def failure_of(call: Callable[[], object]) -> str | None:
 
 
 def has_ended(folder: Path, rank: int, name: str) -> bool:
-    """Whether a rank has recorded how a function ended."""
+    """Return whether a rank has recorded the outcome of a function."""
     record = _record(folder, rank)
     return record.exists() and f'["{name}", ' in record.read_text(encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Starts the ranks of a program with the variables that a job's launcher sets, and reads the output of each."""
+"""Ranks of a program, started with the variables that a job's launcher sets, and the output of each rank."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _PYTHON_PATH = f"{ROOT / 'src' / 'clary' / 'compat'}:{ROOT / 'src'}"
 
 @dataclass(frozen=True)
 class Ended:
-    """How a rank ended: its exit code, negative for a signal, and its output."""
+    """The end of a rank: its exit code, negative for a signal, and its output."""
 
     code: int
     output: str
 
 
 class Ranks:
-    """Ranks of one program that run.
+    """Running ranks of one program.
 
     Args:
-        program: its file; further words are its arguments.
+        program: file of the program; further positional arguments are the program's arguments.
         size: number of ranks.
-        folder: for their output; they find its path in PROGRAM_FOLDER.
-        variables: further ones of each rank.
+        folder: folder for the output of ranks, which have its path in PROGRAM_FOLDER.
+        variables: further environment variables of each rank.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Ranks:
             time.sleep(0.02)
 
     def wait(self, limit_s: float = 120) -> list[Ended]:
-        """Wait for all ranks; late ones are killed, which their exit code tells."""
+        """Wait for all ranks and return their ends; ranks beyond the limit are killed, as their exit codes show."""
         deadline = time.monotonic() + limit_s
         for process in self.processes:
             try:
@@ -86,7 +86,7 @@ class Ranks:
 
 
 def free_port() -> int:
-    """Return a port of loopback that was free a moment ago."""
+    """Return a port of loopback that has just been free."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

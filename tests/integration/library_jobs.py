@@ -1,4 +1,4 @@
-"""Jobs of libraries over torch: a service with several of their environments, and runs of one program on two hosts."""
+"""Jobs of libraries on top of torch: a service with several environments, and runs of one program on two hosts."""
 
 import json
 import os
@@ -17,12 +17,12 @@ from needs import python_of
 
 PROGRAMS = Path(__file__).parent / "frameworks"
 EXTENSIONS = {"own_extensions.py": (PROGRAMS / "own_extensions.py").read_text()}
-INSTANCE_TYPE = "ml.p4d.24xlarge"  # two ranks a host, on a machine with two cores
+INSTANCE_TYPE = "ml.p4d.24xlarge"  # gives two ranks per host on a machine with two cores
 
 
 @contextmanager
 def library_service(home, *environments, **variables):
-    """Run a service with environments of `needs`, each the one of the image `team/NAME:1`; leave nothing of it."""
+    """Run a service in which each environment of `needs` serves the image `team/NAME:1`; remove it at the end."""
     images = "".join(f'"team/{name}:*" = "{name}"\n' for name in environments)
     pythons = "".join(f'"{name}" = "{python_of(name)}"\n' for name in environments)
     settings = SETTINGS.replace("[images]\n", f"[images]\n{images}", 1)
@@ -51,7 +51,7 @@ def request_of(aws, environment, program, hyperparameters, *, num_hosts=2, files
 
 
 def facts_of(aws, request, *, num_ranks, timeout_s=240):
-    """Run a job and return the facts that each rank wrote into its model as rank-NUMBER.json."""
+    """Run a job; return the facts that each rank wrote to its model as rank-NUMBER.json."""
     described = run(aws, request, timeout_s=timeout_s)
     words = "\n".join(log_of(aws, request["TrainingJobName"])[-60:])
     assert described["TrainingJobStatus"] == "Completed", f"{described.get('FailureReason')}\n{words}"
@@ -60,10 +60,10 @@ def facts_of(aws, request, *, num_ranks, timeout_s=240):
 
 
 def run_ranks(environment, program, *arguments, num_ranks, folder, timeout_s=100, **variables):
-    """Run a program without a job, by torchrun where there are several ranks; return their facts."""
+    """Run a program without a job, by torchrun if there are several ranks; return the facts of each rank."""
     folder.mkdir(exist_ok=True)
     tree = MlTree(folder / "ml")
-    write_train_library(tree)  # as jobs have it
+    write_train_library(tree)  # as in jobs
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"] if num_ranks > 1 else []
     ran = subprocess.run(
         [str(python_of(environment)), *launcher, str(PROGRAMS / program), *arguments],

@@ -1,4 +1,4 @@
-"""A running store, front and listener for the tests of objects, and requests that no client library would send."""
+"""A running store, front and listener for tests of objects, and requests that no client library would send."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Service:
 
 
 class ServiceThread:
-    """Store, front and listener in an event loop of their own, so that synchronous clients can be used."""
+    """Store, front and listener in their own event loop, so that tests can use synchronous clients."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -264,7 +264,7 @@ def put_signed_chunks(
     tamper: Any = None,
     announced_length: int | None = None,
 ) -> Answer:
-    """Put a body of signed chunks, as older SDKs for Java and others do over http."""
+    """Put a body of signed chunks, as older SDKs, such as that for Java, do over http."""
     url = urlsplit(service.http_url)
     payload_hash = sigv4.STREAMING_PAYLOAD_TRAILER if trailer else sigv4.STREAMING_PAYLOAD
     length = str(len(data) if announced_length is None else announced_length)

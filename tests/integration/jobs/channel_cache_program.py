@@ -1,7 +1,7 @@
-"""An agent's part in the cache, to be killed at any moment; run as `program CACHE URL LIMIT_BYTES SEED`.
+"""Program that uses the cache like an agent, until a test kills it; run as `program CACHE URL LIMIT_BYTES SEED`.
 
-Fetches channels of the bucket `data` again and again, lets go of them, takes them away, tidies, and makes room by a
-tight bound. Prints a line when it has begun, one for each channel that it has brought, and one when it leaves that in
+Repeatedly fetches channels of the bucket `data`, releases and removes them, tidies the cache, and evicts entries to
+keep a tight size limit. Prints a line at its start, one for each fetched channel, and one when it leaves a channel in
 the cache.
 """
 
@@ -40,7 +40,7 @@ def main():
             print("brought", name, flush=True)
             snapshot.release()
             if chance.random() < 0.8:
-                everything.remove_snapshot(snapshot.path)  # so that most rounds make one
+                everything.remove_snapshot(snapshot.path)  # so that most rounds make a snapshot
             else:
                 print("left", name, flush=True)
             if chance.random() < 0.1:

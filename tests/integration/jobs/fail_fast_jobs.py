@@ -1,4 +1,4 @@
-"""Gangs as the tests start them: a job in script mode under a name of its own."""
+"""Jobs of several ranks for the tests of failures: a job in script mode with a unique name."""
 
 from boto3_clients import unique
 from program_jobs import script_request, start
@@ -7,7 +7,7 @@ from clary.testing.gangs import HOSTS, INSTANCE_TYPE, PROGRAM, SCRIPT, Gang
 
 
 def start_gang(service, aws, label, *, script=SCRIPT, instance_type=INSTANCE_TYPE):
-    """Create a job of two hosts with two ranks each; return it once all its ranks run."""
+    """Create a job of two hosts with two ranks each; return the job once all its ranks run."""
     request = script_request(
         aws,
         unique(label),

@@ -1,6 +1,6 @@
-"""Imports every module of Clary that programs can import, and reports failures; run by `test_older_pythons`.
+"""Program that imports every module of Clary that jobs can import, and reports failures; run by `test_older_pythons`.
 
-Frameworks that this interpreter does not have are Fake: modules that have whatever is asked of them, as classes.
+Frameworks that this interpreter lacks are replaced by fake modules, which have every requested attribute as a class.
 The argument is the folder on a job's PYTHONPATH. The last line of output is JSON.
 """
 
@@ -22,7 +22,7 @@ class FakeClass(type):
     """A class that has every attribute, each a class as well."""
 
     def __getattr__(cls, name):
-        if name in ("__array__", "__get__", "__getitem__", "__setitem__"):  # of a tensor, of a property
+        if name in ("__array__", "__get__", "__getitem__", "__setitem__"):  # attributes of a tensor or a property
             return FakeThing()
         if name.startswith("__"):
             raise AttributeError(name)
@@ -41,7 +41,7 @@ class FakeClass(type):
 
 
 class FakeThing(metaclass=FakeClass):
-    """An instance of such a class; a decorator, too."""
+    """An instance of such a class, which also works as a decorator."""
 
     def __init__(self, *_, **__):
         pass
@@ -83,7 +83,7 @@ class FakeModule(types.ModuleType):
 
 
 class FakeFrameworks:
-    """Finds the modules of frameworks that are not there, but `torch.sagemaker`, which is ours."""
+    """Finds fake modules for missing frameworks, except `torch.sagemaker`, which belongs to Clary."""
 
     def __init__(self, roots):
         self._roots = roots

@@ -1,4 +1,4 @@
-"""Clary's work in programs, as in a job, on two ranks whose Python is 3.10; see `test_older_pythons`."""
+"""Functions of Clary inside programs, run as in a job on two ranks with Python 3.10; see `test_older_pythons`."""
 
 import importlib
 import json
@@ -30,7 +30,7 @@ def training():
     return step
 
 
-def test_the_interpreter_has_what_python_3_10_has(rank, size):
+def test_the_interpreter_has_only_the_features_of_python_3_10(rank, size):
     assert sys.version_info[:2] == (3, 10)
     assert not hasattr(importlib.import_module("enum"), "StrEnum")
     assert not hasattr(importlib.import_module("builtins"), "ExceptionGroup")
@@ -102,7 +102,7 @@ def test_smddp_reduces_with_the_compiled_core(rank, size):
     assert parallel.module.weight.grad.eq(0.5).all()
 
 
-def test_the_interface_of_smddp_1_is_there(rank, size):
+def test_the_interface_of_smddp_1_can_be_imported(rank, size):
     import smdistributed.dataparallel.torch.distributed as smddp
 
     assert (smddp.get_rank(), smddp.get_world_size()) == (rank, size)
@@ -138,7 +138,7 @@ def test_model_parallelism_trains_a_step(rank, size):
     smp.shutdown()
 
 
-def test_torch_sagemaker_is_there(rank, size):
+def test_torch_sagemaker_can_be_imported(rank, size):
     import torch.sagemaker as tsm
 
     assert not tsm.is_initialized()

@@ -1,4 +1,4 @@
-"""Interpreters of other versions on this machine, for tests of Clary's code in programs of jobs."""
+"""Interpreters of other versions on this machine, for tests of the parts of Clary that run in jobs' programs."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""clary rehearse: its exit codes, its requests, and its certificate."""
+"""Helpers for `clary rehearse`: its exit codes, its requests, and its certificate."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ INCONCLUSIVE = 3
 
 
 def forgetting(what):
-    """Return the program that forgets this; nothing for an empty string."""
+    """Return the program that forgets this part; an empty string: it forgets none."""
     assert 'FORGETS = ""' in PROGRAM
     return PROGRAM.replace('FORGETS = ""', f'FORGETS = "{what}"')
 
 
 def request_file(aws, folder, script, **options):
-    """Write a request of a job that was never run and return the file."""
+    """Write the request of a job that has never run; return the file."""
     name = unique("rehearsed")
     config = {"S3Uri": f"s3://clary/users-own/{name}"}
     request = script_request(aws, name, {"train.py": script}, **{"CheckpointConfig": config, **options})
@@ -34,7 +34,7 @@ def request_file(aws, folder, script, **options):
 
 
 def rehearse(own, folder, target, *arguments):
-    """Return the command as it ended, and the certificate."""
+    """Run the command; return the finished process and the certificate."""
     place = folder / "certificate.json"
     done = own.clary("rehearse", str(target), *arguments, "--certificate", str(place), check=False, timeout=LIMIT_S)
     said = done.stdout + done.stderr

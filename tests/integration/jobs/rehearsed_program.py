@@ -1,6 +1,6 @@
-"""A training program to be rehearsed: deterministic, with momentum and shuffled data; it forgets parts on demand.
+"""A training program for rehearsals: deterministic, with momentum and shuffled data; on demand it forgets parts.
 
-It takes part in no test by itself: `test_rehearsal` puts it into jobs. FORGETS is replaced there.
+`test_rehearsal` runs it in jobs and replaces FORGETS in its text.
 """
 
 import os
@@ -25,7 +25,7 @@ class Numbers(Dataset):
 
 
 class Shuffled(Sampler):
-    """Shuffles each epoch by its number; begins behind the samples already taken."""
+    """Shuffles each epoch with its number as seed; starts after the samples already used."""
 
     def __init__(self):
         self.epoch, self.taken = 0, 0

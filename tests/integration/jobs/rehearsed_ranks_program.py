@@ -1,6 +1,6 @@
-"""Two ranks on two hosts to be rehearsed: DistributedDataParallel over gloo, each rank with its share of the data.
+"""A program of two ranks on two hosts for rehearsals: DistributedDataParallel over gloo, the data split over ranks.
 
-It takes part in no test by itself: `test_rehearsal` puts it into jobs.
+`test_rehearsal` runs it in jobs.
 """
 
 import os
@@ -44,7 +44,7 @@ def main():
             step += 1
             if dist.get_rank() == 0:
                 print(f"{{'loss': {loss.item():.6f}, 'step': {step}}}", flush=True)
-            # One rank for all: what each host saved by itself could be of another step after a kill.
+            # Rank 0's state serves all ranks: after a kill, files saved by each host could be of different steps.
             if step % SAVE_EVERY == 0 and dist.get_rank() == 0:
                 state = {"step": step, "model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
                 torch.save(state, PLACE + ".part")

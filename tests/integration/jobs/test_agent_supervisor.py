@@ -1,4 +1,4 @@
-"""The real agent, started as engines start it, with real programs, against a FakeService."""
+"""The real agent, started as an engine starts it, with real programs, against a FakeService."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clary.contract.launch_plan import Isolation, LaunchPlan, MetricDefinition
 from clary.testing.fake_service import FakeService
 from clary.testing.launch_plans import make_plan
 
-MARK = "TEST_MARK"  # in the environment of agent and program, to find what they left behind
+MARK = "TEST_MARK"  # in the environment of agent and program, to find their leftovers
 
 
 class AgentUnderTest:
@@ -51,7 +51,7 @@ class AgentUnderTest:
         return self.process.wait(timeout_s)
 
     def left_behind(self) -> list[str]:
-        """Command lines of live processes of the program, and of its first process, which carries no mark."""
+        """Return the command lines of live processes of the program and of its first process, which has no mark."""
         found = []
         init_pid = self.service.facts.init_pid if self.service.facts is not None else None
         if init_pid is not None and Path(f"/proc/{init_pid}").exists():
@@ -69,7 +69,7 @@ class AgentUnderTest:
 
 @pytest.fixture
 def run_agent(tmp_path: Path) -> Iterator[Callable[..., AgentUnderTest]]:
-    """Start an agent for a command; everything is checked to be gone afterwards."""
+    """A function that starts an agent for a command; the fixture checks afterwards that no process is left."""
     services: list[FakeService] = []
     agents: list[AgentUnderTest] = []
 
@@ -95,7 +95,7 @@ def run_agent(tmp_path: Path) -> Iterator[Callable[..., AgentUnderTest]]:
 def agent_plan(folder: Path, **changes: object) -> LaunchPlan:
     plan = make_plan(
         **{
-            "job_name": f"agent-{uuid.uuid4().hex[:12]}",  # names the cgroup, which nobody else may use
+            "job_name": f"agent-{uuid.uuid4().hex[:12]}",  # names the cgroup, which must be unique
             "isolation": Isolation.PROCESSES,
             "work_folder": str(folder / "home" / "jobs" / "job-1" / "1"),
             "cache_folder": str(folder / "home" / "cache"),
@@ -106,7 +106,7 @@ def agent_plan(folder: Path, **changes: object) -> LaunchPlan:
     return replace(plan, environment=replace(plan.environment, python=sys.executable))
 
 
-def test_a_command_is_run_and_its_exit_code_told(run_agent) -> None:
+def test_a_command_is_run_and_its_exit_code_reported(run_agent) -> None:
     agent = run_agent("/bin/bash", "-c", "echo hi; exit 3")
     assert agent.wait() == 0
     facts = agent.service.facts
@@ -120,7 +120,7 @@ def test_a_command_is_run_and_its_exit_code_told(run_agent) -> None:
     assert (host_folder / "agent.log").read_text().count("Traceback") == 0
 
 
-def test_what_the_program_sees_holds_no_token_and_its_words_arrive(run_agent) -> None:
+def test_the_program_sees_no_token_and_its_output_arrives(run_agent) -> None:
     agent = run_agent(
         sys.executable,
         "-c",
@@ -144,8 +144,8 @@ def test_what_the_program_sees_holds_no_token_and_its_words_arrive(run_agent) ->
     assert values == [("loss", 0.25)]
 
 
-def test_a_stop_reaches_children_of_a_shell_and_waits_for_their_last_work(run_agent) -> None:
-    # As SageMaker's own toolkit and SDK v3's script: the shell dies of SIGTERM, the trainer below it saves its state.
+def test_a_stop_signals_children_of_a_shell_and_waits_for_them(run_agent) -> None:
+    # As in SageMaker's toolkit and SDK v3's script: the shell dies of SIGTERM, its child, the trainer, saves its state.
     trainer = (
         "import signal, sys, time\n"
         "def save(*_):\n"
@@ -166,7 +166,7 @@ def test_a_stop_reaches_children_of_a_shell_and_waits_for_their_last_work(run_ag
     assert agent.wait() == 0
 
 
-def test_a_program_that_ignores_sigterm_is_killed_when_the_grace_is_over(run_agent) -> None:
+def test_a_program_that_ignores_sigterm_is_killed_after_the_grace(run_agent) -> None:
     agent = run_agent("/bin/bash", "-c", "trap '' TERM; echo ready; while true; do sleep 0.1; done")
     agent.service.wait_for_text("ready")
     agent.service.order(OrderKind.STOP, grace_s=0.5)
@@ -175,7 +175,7 @@ def test_a_program_that_ignores_sigterm_is_killed_when_the_grace_is_over(run_age
     assert agent.wait() == 0
 
 
-def test_a_service_killed_and_restarted_costs_no_line(run_agent) -> None:
+def test_no_log_line_is_lost_when_the_service_is_killed_and_restarted(run_agent) -> None:
     agent = run_agent("/bin/bash", "-c", "for i in $(seq 200); do echo line $i; sleep 0.01; done")
     agent.service.wait_for_text("line 50")
     agent.service.kill()
@@ -199,9 +199,7 @@ def test_sigterm_to_the_agent_ends_the_program(run_agent) -> None:
 
 @pytest.mark.long(15)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_the_notice_of_an_engine_is_obeyed_before_its_kill_and_repeated_signals_change_nothing(
-    run_agent, number
-) -> None:
+def test_an_agent_ends_within_the_notice_and_ignores_repeated_signals(run_agent, number) -> None:
     agent = run_agent("/bin/bash", "-c", "trap '' TERM; echo ready; while true; do sleep 0.1; done", notice_grace_s=6.0)
     agent.service.wait_for_text("ready")
     began_s = time.monotonic()
@@ -215,7 +213,7 @@ def test_the_notice_of_an_engine_is_obeyed_before_its_kill_and_repeated_signals_
     assert [(item.signal, item.is_consequence) for item in agent.service.facts.exits] == [(signal.SIGKILL, True)]
 
 
-def test_a_signal_to_agent_and_program_alike_is_heard_once(run_agent) -> None:
+def test_a_program_gets_sigterm_once_if_agent_and_program_are_signalled(run_agent) -> None:
     counter = (
         "import os, signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'heard\\n'))\n"
@@ -241,7 +239,7 @@ def test_a_killed_agent_leaves_no_program(run_agent) -> None:
     agent = run_agent("/bin/bash", "-c", "trap '' TERM; sleep 1000 & echo ready; wait")
     agent.service.wait_for_text("ready")
     agent.service.wait_for_phase(HostPhase.RUNNING)
-    assert len(agent.left_behind()) >= 3  # first process, shell, sleep: the check sees them
+    assert len(agent.left_behind()) >= 3  # first process, shell and sleep are found
     agent.process.kill()
     agent.wait()
     deadline_s = time.monotonic() + 10
@@ -258,7 +256,7 @@ def test_the_end_of_the_attempt_ends_the_program(run_agent) -> None:
     assert agent.left_behind() == []
 
 
-def test_an_interpreter_that_is_not_there_is_told_by_name(tmp_path: Path) -> None:
+def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
     plan = agent_plan(tmp_path, command=("/bin/true",))
     plan = replace(plan, environment=replace(plan.environment, python="/no/such/python"))
     with FakeService(plan) as service:
@@ -282,7 +280,7 @@ def test_a_command_line_without_token_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the host is made of namespaces")
-def test_a_host_of_namespaces_shows_its_own_world(run_agent) -> None:
+def test_a_host_of_namespaces_shows_its_own_files_processes_and_name(run_agent) -> None:
     agent = run_agent(
         "/bin/bash",
         "-c",

@@ -1,4 +1,4 @@
-"""Jobs that outlive their hosts: spot capacity that is reclaimed under SDK v2, hosts that are killed."""
+"""Jobs that survive the loss of hosts: reclaimed spot capacity under SDK v2, and killed hosts."""
 
 import json
 import os
@@ -18,7 +18,7 @@ COUNTER = (CLIENTS / "source/counter.py").read_text()
 
 
 @pytest.mark.long
-def test_a_spot_job_of_sdk_v2_is_reclaimed_goes_on_from_its_checkpoint_and_prints_its_savings(service, client_runs):
+def test_a_reclaimed_spot_job_of_sdk_v2_resumes_and_prints_its_savings(service, client_runs):
     name = unique("spot")
     client_runs.start(SDK2_PYTHON, "v2_spot.py", name, "30")
     wait_for_line(service, name, "step 5 done")
@@ -45,7 +45,7 @@ def test_a_spot_job_of_sdk_v2_is_reclaimed_goes_on_from_its_checkpoint_and_print
 
 
 @pytest.mark.long
-def test_a_job_whose_host_is_killed_goes_on_by_itself_from_its_checkpoint(service, aws):
+def test_a_job_whose_host_is_killed_resumes_from_its_checkpoint(service, aws):
     name = unique("killed")
     request = script_request(
         aws,
@@ -68,7 +68,7 @@ def test_a_job_whose_host_is_killed_goes_on_by_itself_from_its_checkpoint(servic
     assert began > 0, log_of(aws, name)
 
 
-def test_a_host_that_is_killed_under_a_job_without_checkpoints_fails_it_as_the_original_does(service, aws):
+def test_without_checkpoints_a_killed_host_fails_the_job_as_in_sagemaker(service, aws):
     name = unique("not-restarted")
     start(aws, script_request(aws, name, {"train.py": "import time\nprint('up', flush=True)\ntime.sleep(60)\n"}))
     wait_for_line(service, name, "up")
@@ -78,7 +78,7 @@ def test_a_host_that_is_killed_under_a_job_without_checkpoints_fails_it_as_the_o
     assert "algo-1 was lost" in facts["FailureReason"]
 
 
-def test_retry_strategy_restarts_a_job_with_a_host_that_was_killed_as_often_as_it_says(service, aws):
+def test_retry_strategy_limits_the_restarts_after_killed_hosts(service, aws):
     name = unique("retried")
     script = "import time\nprint('up', flush=True)\ntime.sleep(60)\n"
     start(aws, script_request(aws, name, {"train.py": script}, RetryStrategy={"MaximumRetryAttempts": 1}))
@@ -109,7 +109,7 @@ print('done', flush=True)
 
 
 @pytest.mark.long(30)
-def test_a_program_that_hangs_is_told_with_its_evidence_and_ended_and_tried_again_where_that_is_set(tmp_path_factory):
+def test_a_hanging_program_is_reported_and_restarted_if_so_configured(tmp_path_factory):
     variables = {"CLARY_HANG_TIMEOUT_S": "8", "CLARY_RESTART_HUNG": "1", "CLARY_CHECKPOINT_INTERVAL_S": "1"}
     own = start_service(tmp_path_factory.mktemp("hangs"), **variables)
     try:

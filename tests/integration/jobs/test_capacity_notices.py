@@ -1,4 +1,4 @@
-"""SIGTERM to a host's agent, alone or with every process of the host, with the service there and without it."""
+"""SIGTERM to a host's agent, alone or with every process of the host, while the service runs and while it is down."""
 
 import contextlib
 import json
@@ -29,13 +29,13 @@ _LINE = re.compile(r"(BEGIN|HEARD|READY|DONE) (\{.*\})")
 
 @pytest.fixture(scope="module")
 def notices(tmp_path_factory):
-    """A service of its own, since it is killed, with plain time to stop."""
+    """A service of this module, because a test kills it, with a generous time to stop."""
     yield from serve(tmp_path_factory.mktemp("notices"))
 
 
 @pytest.fixture(scope="module")
 def signalling(tmp_path_factory):
-    """A service whose plans say that the engine signals every process of a host."""
+    """A service in whose plans the engine signals every process of a host."""
     yield from serve(tmp_path_factory.mktemp("signalling"), PYTHONPATH=str(PLANS_OF_ENGINES))
 
 
@@ -73,7 +73,7 @@ def running(aws, label, **members):
 
 
 def wait_for(aws, name, word, number):
-    """Wait until programs have said a word so often."""
+    """Wait until programs have printed a word this many times."""
     deadline_s = time.monotonic() + LIMIT_S
     while len(said(aws, name, word)) < number:
         assert time.monotonic() < deadline_s, log_of(aws, name)[-40:]
@@ -81,7 +81,7 @@ def wait_for(aws, name, word, number):
 
 
 def check(service, aws, name, *, max_spread_s=MAX_SPREAD_S, why="SIGTERM"):
-    """Assert that programs of both hosts heard SIGTERM once, that nothing was lost, and that no restart was used."""
+    """Assert that programs of both hosts got SIGTERM once, that no step was lost, and that no restart was counted."""
     facts = wait(aws, name, timeout_s=LIMIT_S)
     log = "\n".join(log_of(aws, name)[-80:])
     assert facts["TrainingJobStatus"] == "Completed", (facts.get("FailureReason"), log)
@@ -107,7 +107,7 @@ def check(service, aws, name, *, max_spread_s=MAX_SPREAD_S, why="SIGTERM"):
 
 
 def signal_everybody(*agents, agent_first=True):
-    """Signal agents and all that they have started, one after the other, as Slurm and systemd do."""
+    """Signal agents and all their descendants one after the other, as Slurm and systemd do."""
     pids = [pid for agent in agents for pid in [agent, *sorted(live_descendants(agent))]]
     for pid in pids if agent_first else reversed(pids):
         with contextlib.suppress(ProcessLookupError):
@@ -115,7 +115,7 @@ def signal_everybody(*agents, agent_first=True):
 
 
 @pytest.mark.long(15)
-def test_sigterm_to_one_agent_stops_the_gang_and_the_job_goes_on_from_its_last_step(notices, own_aws):
+def test_sigterm_to_one_agent_stops_all_hosts_and_the_job_resumes(notices, own_aws):
     name = running(own_aws, "noticed", RetryStrategy={"MaximumRetryAttempts": 1})
     os.kill(agent_of(notices, name, "algo-2"), signal.SIGTERM)
     check(notices, own_aws, name)
@@ -123,7 +123,7 @@ def test_sigterm_to_one_agent_stops_the_gang_and_the_job_goes_on_from_its_last_s
 
 @pytest.mark.long(10)
 @pytest.mark.parametrize("agent_first", [True, False])
-def test_sigterm_to_every_process_of_a_host_is_heard_once(notices, own_aws, agent_first):
+def test_programs_get_one_sigterm_if_every_process_of_a_host_is_signalled(notices, own_aws, agent_first):
     name = running(own_aws, "step-signalled")
     agent = agent_of(notices, name, "algo-2")
     signal_everybody(agent, agent_first=agent_first)
@@ -132,19 +132,17 @@ def test_sigterm_to_every_process_of_a_host_is_heard_once(notices, own_aws, agen
 
 @pytest.mark.long(10)
 @pytest.mark.parametrize("pause_s", [0.0, 0.3])
-def test_sigterm_to_every_process_of_all_hosts_is_heard_once_though_hosts_are_signalled_one_after_the_other(
-    signalling, signalling_aws, pause_s
-):
+def test_programs_get_one_sigterm_if_all_hosts_are_signalled_in_turn(signalling, signalling_aws, pause_s):
     name = running(signalling_aws, "all-signalled")
     first, second = [agent_of(signalling, name, host) for host in HOSTS]
     signal_everybody(first)
-    time.sleep(pause_s)  # the order of the service is there before the signal
+    time.sleep(pause_s)  # the service's order arrives before the signal
     signal_everybody(second)
     check(signalling, signalling_aws, name, why="SIGTERM from the engine")
 
 
 @pytest.mark.long(15)
-def test_a_host_that_the_engine_does_not_signal_stops_all_the_same(signalling, signalling_aws):
+def test_a_host_that_the_engine_does_not_signal_is_stopped_too(signalling, signalling_aws):
     name = running(signalling_aws, "one-signalled")
     signal_everybody(agent_of(signalling, name, "algo-2"))
     check(signalling, signalling_aws, name, why="SIGTERM from the engine", max_spread_s=GANG_ECHO_S + MAX_SPREAD_S)
@@ -152,7 +150,7 @@ def test_a_host_that_the_engine_does_not_signal_stops_all_the_same(signalling, s
 
 @pytest.mark.parametrize("launcher", ["bash", "torchrun", "mpi"])
 @pytest.mark.long(10)
-def test_ranks_under_launchers_hear_a_signal_to_every_process_once(signalling, signalling_aws, launcher):
+def test_ranks_under_launchers_get_one_sigterm_if_every_process_is_signalled(signalling, signalling_aws, launcher):
     aws = signalling_aws
     request = launched(aws, launcher)
     num_ranks = len(HOSTS) * (1 if launcher == "bash" else 2)
@@ -184,14 +182,14 @@ def launched(aws, launcher):
 
 @pytest.mark.long(70)
 @pytest.mark.parametrize("service_first", [False, True])
-def test_a_service_that_is_killed_with_the_notice_loses_nothing(notices, own_aws, service_first):
+def test_no_step_is_lost_if_the_service_is_killed_at_the_notice(notices, own_aws, service_first):
     name = running(own_aws, "unheard")
     agent, service = agent_of(notices, name, "algo-2"), service_pid(notices)
     kills = [(agent, signal.SIGTERM), (service, signal.SIGKILL)]
     for pid, number in reversed(kills) if service_first else kills:
         os.kill(pid, number)
     began_s = time.monotonic()
-    time.sleep(6.0)  # the agent stops by itself after two heartbeats
+    time.sleep(6.0)  # without the service, the agent stops after two heartbeats
     notices.clary("up")
     print(f"the service was away for {time.monotonic() - began_s:.1f} s")
     check(notices, own_aws, name, max_spread_s=20.0)

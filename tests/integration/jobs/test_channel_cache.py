@@ -1,4 +1,4 @@
-"""The cache of a machine against a real SeaweedFS: GETs counted on the way, agents killed, agents at once."""
+"""The channel cache with a real SeaweedFS: counted GETs, killed agents, concurrent agents."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from clary.contract.object_store import ObjectStore
 MIB = 1 << 20
 PROGRAM = Path(__file__).with_name("channel_cache_program.py")
 NUM_KILLS = 30
-NUM_FILES = 100  # of a channel: making a tree of them takes a while, in which many of the kills fall
+NUM_FILES = 100  # files of a channel: creating its tree takes long enough for many of the kills
 LINE_LIMIT_S = 60.0
-ROUNDS_A_SNAPSHOT = 10  # one of so many waits until a snapshot stands before the agents are killed
+ROUNDS_A_SNAPSHOT = 10  # in one of this many rounds a snapshot is complete before the kill
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def weed(tmp_path_factory):
 
 
 class Counted:
-    """A store behind a gateway that counts."""
+    """A store behind a gateway that counts requests."""
 
     def __init__(self, gateway, store) -> None:
         self.url = gateway.url
@@ -46,7 +46,7 @@ class Counted:
         self._gateway = gateway
 
     def num_gets(self) -> int:
-        """Return how many objects were asked for since the last call; listings do not count."""
+        """Return the number of objects requested since the last call, without listings."""
         with self._gateway.lock:
             asked = list(self._gateway.requests)
             self._gateway.requests.clear()
@@ -69,11 +69,11 @@ def files(folder: Path) -> dict[str, str]:
     }
 
 
-def test_a_second_run_asks_for_no_object_whatever_their_size(counted, weed, tmp_path):
+def test_a_second_run_requests_no_object_of_any_size(counted, weed, tmp_path):
     sizes = {"empty": 0, "small": 1000, "part": 16 * MIB, "ranges": 40 * MIB + 3}
     blobs = {name: random.Random(size).randbytes(size) for name, size in sizes.items()}
     with ObjectStore(weed.endpoint) as store:
-        for name, blob in blobs.items():  # large ones in several parts, whose ETags are no sums of the content
+        for name, blob in blobs.items():  # large objects in several parts, whose ETags are no hashes of the content
             (tmp_path / name).write_bytes(blob)
             store.upload_file("data", f"sizes/{name}", tmp_path / name)
     expected = {name: hashlib.sha256(blob).hexdigest() for name, blob in blobs.items()}
@@ -99,7 +99,7 @@ def test_a_second_run_asks_for_no_object_whatever_their_size(counted, weed, tmp_
 
 
 @pytest.mark.parametrize("size", [1000, 40 * MIB])
-def test_a_version_that_is_gone_is_refused_by_the_store(counted, weed, tmp_path, size):
+def test_the_store_refuses_a_request_for_a_replaced_version(counted, weed, tmp_path, size):
     key = f"versions/{size}"
     with ObjectStore(weed.endpoint) as store:
         for seed in (1, 2):
@@ -142,7 +142,7 @@ class Agent:
 
 
 def stock(store: ObjectStore) -> list[dict[str, str]]:
-    """Store the channels of the program; returns every tree that it may make of them, as names and hashes."""
+    """Store the channels of the program; return every tree that it may create from them, as names and hashes."""
     trees = []
     chance = random.Random(7)
     for name in ("one", "two", "three"):
@@ -157,7 +157,7 @@ def stock(store: ObjectStore) -> list[dict[str, str]]:
 
 
 def check(root: Path, trees: list[dict[str, str]]) -> int:
-    """Read everything under a final name and compare it; returns how many snapshots there are."""
+    """Compare every tree under a final name with the expected ones; return the number of snapshots."""
     num_snapshots = 0
     for snapshot in (root / "snapshots").glob("*/*"):
         assert files(snapshot) in trees, snapshot
@@ -172,14 +172,14 @@ def check(root: Path, trees: list[dict[str, str]]) -> int:
 
 @pytest.mark.timeout(300)
 @pytest.mark.long
-def test_agents_killed_at_any_moment_leave_nothing_half_under_a_final_name(weed, tmp_path):
+def test_agents_killed_at_any_moment_leave_no_partial_tree_under_a_final_name(weed, tmp_path):
     root = tmp_path / "cache"
     with ObjectStore(weed.endpoint) as store:
         trees = stock(store)
         chance = random.Random(11)
         num_snapshots = 0
         for number in range(NUM_KILLS):
-            # The bound holds about five of the six sets of objects, so that some are always on their way out.
+            # The limit holds about five of the six sets of objects, so that some are always being evicted.
             with contextlib.ExitStack() as killing:
                 agents = []
                 for index in range(2):
@@ -193,7 +193,7 @@ def test_agents_killed_at_any_moment_leave_nothing_half_under_a_final_name(weed,
                     time.sleep(chance.uniform(0.0, 0.6))
             num_snapshots += check(root, trees)
         assert num_snapshots > 0
-        # Whoever comes next can use what is left and sweeps the rest.
+        # The next agent can use the complete entries and removes the partial ones.
         cache = ChannelCache(root, limit_bytes=50_000_000, endpoint_url=weed.endpoint.url)
         for name in ("one", "two", "three"):
             channel = Channel(name=name, s3_uri=f"s3://data/{name}/None")
@@ -207,7 +207,7 @@ def test_agents_killed_at_any_moment_leave_nothing_half_under_a_final_name(weed,
 
 
 @pytest.mark.timeout(120)
-def test_agents_that_fill_at_once_ask_for_each_object_once(counted, weed, tmp_path):
+def test_agents_that_fill_the_cache_concurrently_request_each_object_once(counted, weed, tmp_path):
     with ObjectStore(weed.endpoint) as store:
         for index in range(40):
             store.put_bytes("data", f"shared/{index:02}", random.Random(index).randbytes(50_000))

@@ -1,4 +1,4 @@
-"""The cache as users meet it: the same job again, programs that change their data, lines in the log; GETs counted."""
+"""The channel cache in jobs: repeated jobs, programs that change their data, lines in the log, counted GETs."""
 
 import gzip
 import json
@@ -13,7 +13,7 @@ from weed_servers import KEYS, running_weed
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(180), pytest.mark.xdist_group("channel-cache")]
 
-# Writes down what it sees, then changes all of it in every way that scripts know.
+# Records the files that it sees, then changes all of them in every way that scripts use.
 SCRIPT = """
 import json, os, shutil
 data = "/opt/ml/input/data"
@@ -47,7 +47,7 @@ class Site:
         self._gateway = gateway
 
     def num_gets(self, *prefixes):
-        """Return how many objects below these prefixes were asked for since the last call; listings do not count."""
+        """Return the number of objects below these prefixes requested since the last call, without listings."""
         places = tuple(f"/{BUCKET}/{prefix}" for prefix in prefixes)
         with self._gateway.lock:
             asked = list(self._gateway.requests)
@@ -83,7 +83,7 @@ def seen_by(aws, described):
 
 
 @pytest.mark.long
-def test_the_same_job_again_fetches_nothing_and_sees_what_the_first_one_saw(site):
+def test_a_repeated_job_fetches_no_object_and_sees_the_same_files(site):
     aws, prefix = site.aws, unique("again")
     for name in ("train/0", "train/1", "train/sub/2", "fast/x"):
         put(aws, f"{prefix}/{name}", f"of {name}")
@@ -108,7 +108,7 @@ def test_the_same_job_again_fetches_nothing_and_sees_what_the_first_one_saw(site
         described = run(aws, {**request, "TrainingJobName": f"{prefix}-{number}"})
         gets.append(site.num_gets(f"{prefix}/", code_prefix))
         assert seen_by(aws, described) == expected, number
-    assert gets == [8, 0, 0]  # seven objects and the archive, though there are two hosts
+    assert gets == [8, 0, 0]  # seven objects and the archive, once for both hosts
     lines = log_of(aws, f"{prefix}-2")
     told = [line for line in lines if "this machine's cache" in line]
     assert len(told) == 8, lines
@@ -131,7 +131,7 @@ os.symlink(words, os.path.join(os.environ["SM_MODEL_DIR"], "words.txt"))
 
 
 @pytest.mark.long(10)
-def test_links_from_the_model_into_a_channel_find_its_data(site):
+def test_links_from_the_model_into_a_channel_are_stored_with_its_data(site):
     aws, prefix = site.aws, unique("links")
     put(aws, f"{prefix}/base/words.txt", "some words")
     inputs = [channel("base", f"s3://{BUCKET}/{prefix}/base")]
@@ -151,7 +151,7 @@ for name in ("words.txt", "secret.txt"):
 
 
 @pytest.mark.long
-def test_a_program_that_puts_a_link_in_a_channels_place_has_nothing_written_or_read_through_it(site, tmp_path):
+def test_no_file_is_read_or_written_through_a_link_in_place_of_a_channel(site, tmp_path):
     if site.service.variables["CLARY_ISOLATION"] == "processes":
         pytest.skip("plain processes write to the files of their user themselves")
     aws, prefix = site.aws, unique("renamed")
@@ -161,7 +161,7 @@ def test_a_program_that_puts_a_link_in_a_channels_place_has_nothing_written_or_r
     script = RENAMING.format(elsewhere=str(tmp_path))
     described = run(aws, script_request(aws, prefix, {"train.py": script}, InputDataConfig=inputs))
     model = model_of(aws, described)
-    assert model["words.txt"] == b"some words"  # of the channel as it came
+    assert model["words.txt"] == b"some words"  # data of the original channel
     assert model.get("secret.txt") != b"of this machine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["secret.txt"]
 

@@ -1,4 +1,4 @@
-"""Environments below /tmp, of which hosts have a folder of their own: they are bound into it."""
+"""Environments below /tmp: a host has its own /tmp, into which they are bound."""
 
 import shutil
 import subprocess
@@ -17,7 +17,7 @@ PROGRAM = 'echo left > /tmp/left; python -c "import sys, ours; print(sys.prefix,
 
 @pytest.fixture
 def environment():
-    """An environment below /tmp, with a module of its own."""
+    """An environment below /tmp, with its own module."""
     folder = Path(tempfile.mkdtemp(prefix="environment-", dir="/tmp"))
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
     (site_packages,) = folder.glob("lib/python*/site-packages")

@@ -1,7 +1,7 @@
-"""One member of a gang dies: the job ends, and every process of it on every host is gone.
+"""One process or host of a job dies: the job ends, and all its processes on all hosts are gone.
 
-The figures are printed (`pytest -s`); `python -m benchmarks failfast` measures them. Here the bound is a generous one,
-for machines that do other things meanwhile.
+The times are printed (`pytest -s`); `python -m benchmarks failfast` measures them. The limit here is generous, for busy
+machines.
 """
 
 import os
@@ -45,7 +45,7 @@ def needs_namespaces(service):
 
 
 def ends_fast(gang, what, *, since_s):
-    """Assert that the gang fails and goes within the bound; return why it failed."""
+    """Assert that the job fails and its processes are gone within the limit; return the failure reason."""
     end = gang.watch_the_end(since_s)
     reason = end.facts.get("FailureReason")
     print(f"\n{len(gang.processes)} processes and {len(gang.cgroups_at_start)} cgroups of hosts before", end="")
@@ -56,19 +56,19 @@ def ends_fast(gang, what, *, since_s):
     return reason
 
 
-def test_a_rank_that_is_killed_takes_the_whole_gang_with_it(gang):
+def test_a_killed_rank_ends_the_whole_job(gang):
     running = gang()
     died_at_s = running.kill_rank("algo-2", 1)
     assert "signal 9" in ends_fast(running, "a rank", since_s=died_at_s)
 
 
-def test_a_rank_that_ignores_its_end_does_not_keep_the_gang_that_lost_another(gang):
+def test_a_rank_that_ignores_sigterm_does_not_delay_the_end_of_a_failed_job(gang):
     running = gang(script=DEAF_SCRIPT)
     died_at_s = running.kill_rank("algo-2", 1)
     assert "signal 9" in ends_fast(running, "a rank, the others ignore SIGTERM", since_s=died_at_s)
 
 
-def test_a_host_whose_first_process_is_killed_takes_the_whole_gang_with_it(gang, own_service):
+def test_a_host_whose_first_process_is_killed_ends_the_whole_job(gang, own_service):
     needs_namespaces(own_service)
     running = gang()
     died_at_s = running.kill_host("algo-2")
@@ -77,14 +77,14 @@ def test_a_host_whose_first_process_is_killed_takes_the_whole_gang_with_it(gang,
 
 @pytest.mark.long(15)
 @pytest.mark.parametrize("host", ["algo-1", "algo-2"])
-def test_an_agent_that_is_killed_takes_the_whole_gang_with_it(gang, host):
+def test_a_killed_agent_ends_the_whole_job(gang, host):
     running = gang()
     died_at_s = running.kill_agent(host)
     assert f"{host} was lost: its agent ended" in ends_fast(running, f"the agent of {host}", since_s=died_at_s)
 
 
 @pytest.mark.long
-def test_an_agent_that_hangs_is_lost_like_one_that_died(gang):
+def test_a_hanging_agent_counts_as_lost(gang):
     running = gang()
     died_at_s = running.freeze_agent("algo-2")
     assert "algo-2 was lost: its agent has been silent" in ends_fast(running, "a frozen agent", since_s=died_at_s)
@@ -92,7 +92,7 @@ def test_an_agent_that_hangs_is_lost_like_one_that_died(gang):
 
 @pytest.mark.parametrize("instance_type", [INSTANCE_TYPE, FAR])
 @pytest.mark.long(10)
-def test_a_link_that_is_cut_takes_the_whole_gang_with_it(gang, own_service, instance_type):
+def test_a_cut_link_ends_the_whole_job(gang, own_service, instance_type):
     needs_namespaces(own_service)
     if instance_type == FAR and not os.access("/dev/net/tun", os.W_OK):
         pytest.skip("delay needs /dev/net/tun")

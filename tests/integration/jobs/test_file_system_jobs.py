@@ -1,4 +1,4 @@
-"""Folders of the machine as file systems: a job gets the folders that the settings name, and no other by any key."""
+"""Folders of the machine as file systems: a job gets only folders named in the settings, whatever its key allows."""
 
 import json
 
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_g
 
 READABLE, WHOLE, UNKNOWN, OF_THE_SERVICE = ("fs-0000000000000000" + digit for digit in "1234")
 
-# A program that makes another job with its own key, the whole machine for a channel, writable.
+# A program that uses its own key to create another job, with the whole machine as a writable channel.
 PROGRAM = """
 import boto3, json
 from botocore.config import Config
@@ -39,7 +39,7 @@ def mounted(file_system_id, directory="/", access="rw"):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A service whose jobs' keys may make jobs; its clients, and the folder that jobs may read."""
+    """A service whose jobs' keys may create jobs: its clients, and the folder that jobs may read."""
     base = tmp_path_factory.mktemp("file-systems")
     (base / "shared" / "set").mkdir(parents=True)
     (base / "shared" / "set" / "data").write_text("to be read")
@@ -65,7 +65,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("channels", "said"), REFUSED)
 @pytest.mark.long(10)
-def test_what_the_settings_do_not_give_is_refused_at_create(world, channels, said):
+def test_a_folder_outside_the_settings_is_refused_at_create(world, channels, said):
     aws, _ = world
     name = unique("mounts")
     code, message = refusal(aws.sagemaker.create_training_job, **job_request(name, "true", InputDataConfig=channels))
@@ -75,12 +75,12 @@ def test_what_the_settings_do_not_give_is_refused_at_create(world, channels, sai
 
 
 @pytest.mark.long(10)
-def test_a_program_with_a_key_that_opens_everything_gets_no_folder_of_the_machine(world):
+def test_a_key_with_full_access_gets_no_other_folder_of_the_machine(world):
     aws, shared = world
     requests = [job_request(unique("inner"), "true", InputDataConfig=channels) for channels, _ in REFUSED]
     files = {"train.py": PROGRAM, "requests.json": json.dumps(requests)}
     request = script_request(aws, unique("outer"), files)
-    request["AlgorithmSpecification"]["TrainingImage"] = "team/remote:1"  # an environment that has boto3
+    request["AlgorithmSpecification"]["TrainingImage"] = "team/remote:1"  # its environment has boto3
     described = run(aws, request, timeout_s=200)
     lines = [line for line in log_of(aws, request["TrainingJobName"]) if line.startswith(("CREATED", "REFUSED"))]
     assert described["TrainingJobStatus"] == "Completed", (described, lines)
@@ -88,7 +88,7 @@ def test_a_program_with_a_key_that_opens_everything_gets_no_folder_of_the_machin
     assert (shared / "set" / "data").read_text() == "to be read"
 
 
-def test_a_file_system_to_read_is_read_and_cannot_be_written(world):
+def test_a_read_only_file_system_can_be_read_but_not_written(world):
     aws, shared = world
     name = unique("reads")
     command = (

@@ -1,7 +1,7 @@
-"""A training program gets at no key but its own job's, and no output of the service holds one.
+"""A training program can read only its own job's key, and no output of the service holds a key.
 
-A service with a job that has secrets, and beside it a program that looks everywhere (`clients/source/snoop.py`). The
-state folder lies where hosts see the machine's files, not below /tmp, of which they have one of their own.
+One job of the service has secrets; another job searches for them everywhere (`clients/source/snoop.py`). The state
+folder is not below /tmp, which each host has for itself, but where hosts see the machine's files.
 """
 
 import hashlib
@@ -27,12 +27,12 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_g
 START_TIMEOUT_S = 150
 SNOOP_TIMEOUT_S = 300
 VICTIM_RUNS_S = 900
-FULL = 'job_api_access = "full"'  # the program looks for keys in all that the service would ever show a job
+FULL = 'job_api_access = "full"'  # the search covers everything that the service could show a job
 ISOLATIONS = ("namespaces", "processes")
 
 
 class Snooped:
-    """The findings of a program that looks for secrets, and the owner's knowledge of them."""
+    """The findings of a program that searches for secrets, and the real secrets."""
 
     def __init__(self, service, isolation):
         self.service = service
@@ -40,14 +40,14 @@ class Snooped:
         aws = Clients(service)
         self.victim = start(aws, job_request(unique("victim"), f"echo victim runs; sleep {VICTIM_RUNS_S}"))
         wait(aws, self.victim, until=("Training", "Failed"), timeout_s=START_TIMEOUT_S)
-        is_thorough = isolation == "namespaces"  # plain processes would read the whole machine, and prove nothing
+        is_thorough = isolation == "namespaces"  # plain processes would read the whole machine, which proves nothing
         request = script_request(
             aws,
             unique("snoop"),
             {"train.py": (CLIENTS / "source" / "snoop.py").read_text()},
             hyperparameters={"victim": json.dumps(self.victim), "thorough": json.dumps(is_thorough)},
         )
-        request["AlgorithmSpecification"]["TrainingImage"] = "team/remote:1"  # an environment that has boto3
+        request["AlgorithmSpecification"]["TrainingImage"] = "team/remote:1"  # its environment has boto3
         self.name = start(aws, request)
         self.described = wait(aws, self.name, timeout_s=SNOOP_TIMEOUT_S)
         self.log = log_of(aws, self.name)
@@ -60,10 +60,10 @@ class Snooped:
         wait(aws, self.victim, timeout_s=START_TIMEOUT_S)
 
     def _outputs(self, aws):
-        """Return the texts that people and clients are shown, by their place."""
+        """Return the output shown to people and clients, by command or call."""
         outputs = {"service.log": (self.service.home / "service.log").read_text()}
         outputs["doctor"] = self.service.clary("doctor", check=False).stdout
-        # Each command is a start of an interpreter, which takes seconds on a busy machine.
+        # Each command starts an interpreter, which takes seconds on a busy machine.
         outputs["describe"] = self.service.clary("describe", self.name).stdout
         outputs["describe --why"] = self.service.clary("describe", self.name, "--why").stdout
         outputs["describe --json"] = self.service.clary("describe", self.victim, "--json").stdout
@@ -79,13 +79,13 @@ class Snooped:
         return outputs
 
     def found(self):
-        """Return label -> place of the true secrets that the program got at."""
+        """Return label -> place of the real secrets that the program found."""
         digests = {hashlib.sha256(text.encode()).hexdigest()[:32]: label for label, text in self.secrets.items()}
         return {digests[digest]: place for digest, place in self.facts["keys"].items() if digest in digests}
 
 
 def secrets_of(home, victim, own):
-    """Return label -> text of everything that opens something, as the owner of the state folder reads it."""
+    """Return label -> text of every key and token, read as the owner of the state folder."""
     root = json.loads((home / "secrets" / "root.json").read_text())
     secrets = {f"root {name}": root[name] for name in ("secret_access_key", "admin_token", "master_key")}
     with sqlite3.connect(f"file:{home / 'clary.db'}?mode=ro", uri=True) as database:
@@ -117,7 +117,7 @@ def refusal_of(aws, path, headers):
 
 @pytest.fixture(scope="module", params=ISOLATIONS)
 def snooped(request):
-    """The program's findings in one kind of isolation."""
+    """The program's findings with one kind of isolation."""
     home = ROOT / ".cache" / f"job-secrets-{request.param}-{time.time_ns()}"
     service = start_service(
         home, SETTINGS.replace("max_hosts = 8", f'max_hosts = 8\nisolation = "{request.param}"\n{FULL}')
@@ -129,7 +129,7 @@ def snooped(request):
         shutil.rmtree(home, ignore_errors=True)
 
 
-def test_the_program_looked_everywhere_and_finds_its_own_key(snooped):
+def test_the_program_searches_all_places_and_finds_its_own_key(snooped):
     places = snooped.facts["places"]
     for place in ("environment", "environ of processes", "answers", "answers of the API", "objects"):
         assert places.get(place, 0) > 0, places
@@ -138,13 +138,13 @@ def test_the_program_looked_everywhere_and_finds_its_own_key(snooped):
     assert len(snooped.secrets) >= 11, snooped.secrets.keys()
 
 
-def test_an_isolated_program_gets_at_no_key_but_its_own(snooped):
+def test_an_isolated_program_finds_no_key_but_its_own(snooped):
     if snooped.isolation == "processes":
         pytest.skip("plain processes of one user keep nothing from each other; another test checks that this is said")
     assert set(snooped.found()) == {"own job key", "own collective secret"}
 
 
-def test_an_isolated_program_sees_no_process_but_its_own_hosts(snooped):
+def test_an_isolated_program_sees_only_processes_of_its_own_host(snooped):
     if snooped.isolation == "processes":
         pytest.skip("plain processes see each other; another test checks that this is said")
     for command in snooped.facts["processes"]:
@@ -153,18 +153,18 @@ def test_an_isolated_program_sees_no_process_but_its_own_hosts(snooped):
         assert snooped.victim not in command.replace(f"--victim {snooped.victim}", ""), command
 
 
-def test_no_door_of_another_job_opens_to_what_the_program_has(snooped):
+def test_found_tokens_open_no_url_of_another_job(snooped):
     doors = snooped.facts["doors"]
     if snooped.isolation == "processes":
         pytest.skip("plain processes can read each other's tokens; another test checks that this is said")
     assert set(doors) == {"another job's assignment", "own assignment", "another job's page", "another job's plan"}
     answers = [status for statuses in doors.values() for status in statuses]
-    assert snooped.facts["empty tokens"] == [403] * len(doors)  # which are no guesses
-    # After many wrong tokens the door says that there were too many.
+    assert snooped.facts["empty tokens"] == [403] * len(doors)  # empty tokens do not count as guesses
+    # After `MAX_WRONG` wrong tokens the service answers 429.
     assert answers == [403] * min(MAX_WRONG, len(answers)) + [429] * (len(answers) - MAX_WRONG), doors
 
 
-def test_the_object_store_is_reached_through_the_service_alone(snooped):
+def test_the_object_store_is_reachable_only_through_the_service(snooped):
     if snooped.isolation == "processes":
         pytest.skip("plain processes share the machine's network; another test checks that this is said")
     store = json.loads((snooped.service.home / "run" / "seaweed.json").read_text())["ports"]
@@ -179,10 +179,10 @@ def test_no_output_of_the_service_holds_a_key(snooped):
             assert value not in text, f"{label} holds the {secret}"
 
 
-def test_what_is_not_kept_apart_is_said(snooped):
+def test_missing_isolation_is_reported_by_doctor_and_describe(snooped):
     doctor = snooped.outputs["doctor"]
     shown = snooped.outputs["describe"]
-    assert "a job's own key opens every bucket and every job" in doctor  # job_api_access, so that it looks at all
+    assert "a job's own key opens every bucket and every job" in doctor  # set by job_api_access for the search
     if snooped.isolation == "processes":
         assert "programs can read the service's keys" in doctor
         assert "not isolated" in shown

@@ -1,8 +1,9 @@
-"""Programs on Python 3.10: Clary's whole part in jobs works there; older versions are told the missing features.
+"""Programs on Python 3.10: all parts of Clary in jobs work; on older versions messages name the missing features.
 
-A true Python 3.10 imports every module, with Fake frameworks where it has no real ones, and reduces with the compiled
-core. What needs torch runs on two ranks in the environment of training programs, whose newer Python loses what 3.10
-lacks (`pretended_python_310`). CLARY_TEST_TRAIN_PYTHON names another interpreter with torch, a true 3.10 for one.
+A real Python 3.10 imports every module, with fake frameworks in place of missing ones, and reduces with the compiled
+core. Tests with torch run on two ranks in the environment of training programs, whose newer Python hides the features
+that 3.10 lacks (`pretended_python_310`). CLARY_TEST_TRAIN_PYTHON names another interpreter with torch, for example a
+real 3.10.
 """
 
 import ast
@@ -72,7 +73,7 @@ def test_ranks_of_python_3_10_reduce(chosen):
 
 
 @pytest.mark.skipif(core.door() is None, reason="_door was not built: Python's headers or a compiler are missing")
-def test_the_door_to_the_core_opens_in_python_3_10(library):
+def test_the_compiled_core_loads_in_python_3_10(library):
     code = (
         "import array; from clary.train._native import core; from clary.train.collective.buffers import buffer_of\n"
         "numbers = array.array('f', [1, 2]); at = numbers.buffer_info()[0]\n"
@@ -85,7 +86,7 @@ def test_the_door_to_the_core_opens_in_python_3_10(library):
 
 
 @pytest.mark.parametrize("version", ["3.8", "3.9", "3.10"])
-def test_ranks_of_older_pythons_are_started_by_the_shim(version, tmp_path):
+def test_the_shim_starts_ranks_of_older_pythons(version, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("import sys\nprint(sys.argv[1:], __name__)\nraise SystemExit(int(sys.argv[1]))\n")
     done = run(python(version), RANK_SHIM, script, "3")
@@ -93,12 +94,12 @@ def test_ranks_of_older_pythons_are_started_by_the_shim(version, tmp_path):
 
 
 @pytest.mark.parametrize("path", SHIMS, ids=lambda path: path.name)
-def test_what_starts_programs_is_read_by_python_3_8(path):
+def test_shims_that_start_programs_parse_as_python_3_8(path):
     ast.parse(path.read_text(), feature_version=(3, 8))
 
 
 @pytest.mark.parametrize("module", ["smdebug.pytorch", "smdistributed.dataparallel", "clary.train.debugger.evaluation"])
-def test_python_3_9_is_told_what_it_lacks(module, library):
+def test_an_import_in_python_3_9_fails_with_the_required_version(module, library):
     done = run(python("3.9"), "-c", f"import {module}", PYTHONPATH=str(library))
     last = done.stderr.splitlines()[-1]
     assert last.startswith("ImportError: ")
@@ -106,7 +107,7 @@ def test_python_3_9_is_told_what_it_lacks(module, library):
     assert last.endswith("choose a newer interpreter for the job's environment in settings.toml.")
 
 
-def test_a_program_on_python_3_9_is_told_once_what_is_not_recorded(library, tmp_path):
+def test_a_program_on_python_3_9_prints_once_that_nothing_is_recorded(library, tmp_path):
     code = (
         "import subprocess, sys, clary_autoload\n"
         "clary_autoload.register(); clary_autoload.register()\n"
@@ -126,7 +127,7 @@ def test_a_program_on_python_3_9_is_told_once_what_is_not_recorded(library, tmp_
 
 @pytest.fixture(scope="module")
 def job_variables():
-    """Environment of two ranks of a job, with folders of their own that last as long as the ranks do."""
+    """Variables of two ranks of a job, with separate folders that exist as long as the ranks."""
     with tempfile.TemporaryDirectory(prefix="clary-older-python-") as name:
         folder = Path(name)
         write_train_library(MlTree(folder / "ml"))
@@ -155,5 +156,5 @@ def job_variables():
 @pytest.mark.timeout(200)
 @pytest.mark.xdist_group("older-pythons")
 @pytest.mark.parametrize("name", names(PROGRAM))
-def test_with_torch_on_two_ranks(name, job_variables):
+def test_functions_pass_with_torch_on_two_ranks(name, job_variables):
     assert_passed(PROGRAM, name, 2, **job_variables)

@@ -1,4 +1,4 @@
-"""Surroundings of a program on its hosts, and its fate: tree, code, channels, results, ends of every kind."""
+"""The environment of a program on its hosts: tree, code, channels, results; and every kind of its end."""
 
 import gzip
 import hashlib
@@ -35,7 +35,7 @@ from running_service import SETTINGS, TRAIN_PYTHON, start_service
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(120), pytest.mark.xdist_group("program-environment")]
 
-# Leaves what the program sees as its model: one file a host.
+# Writes everything that the program sees as its model, one file per host.
 FACTS = """
 import json, os, sys
 def read(path):
@@ -74,7 +74,7 @@ def facts_by_host(aws, described):
 
 @pytest.fixture(scope="module")
 def two_hosts(aws):
-    """Facts on the surroundings of two hosts of one script job, by host."""
+    """Facts about the program's environment on two hosts of one script job, by host."""
     uri = put(aws, "environment/train/a.txt", "a")
     request = script_request(
         aws,
@@ -110,7 +110,7 @@ def test_hyperparameters_arrive_byte_for_byte(two_hosts):
         assert seen["config"]["hyperparameters.json"] == request["HyperParameters"]
 
 
-def test_scripts_get_hyperparameters_as_command_line_arguments_as_the_toolkit_writes_them(two_hosts):
+def test_scripts_get_hyperparameters_as_arguments_like_with_the_toolkit(two_hosts):
     _, facts = two_hosts
     expected = {
         "--quotes": AWKWARD["quotes"],
@@ -149,9 +149,9 @@ def test_a_raw_newline_in_a_hyperparameter_is_refused_by_the_model(aws):
 
 
 @pytest.mark.long(10)
-def test_requirements_are_installed_once_and_leave_the_original_environment_alone(aws):
+def test_requirements_are_installed_once_without_changing_the_environment(aws):
     script = "import iniconfig, sys; print('from', iniconfig.__file__, flush=True)"
-    # The comment makes it an environment that no other run of this test has left.
+    # The comment makes the file unique, so that no earlier run has left an environment for it.
     requirements = f"iniconfig==2.0.0  # {time.time_ns()}\n"
     logs = []
     for _ in range(2):
@@ -166,7 +166,7 @@ def test_requirements_are_installed_once_and_leave_the_original_environment_alon
     assert "ModuleNotFoundError" in original.stderr
 
 
-def test_requirements_that_cannot_be_had_fail_the_job_with_the_installers_words(aws):
+def test_failing_requirements_fail_the_job_with_the_installers_message(aws):
     described = run_script(
         aws, "no-such-package", "print(1)", files={"requirements.txt": "iniconfig==999.0\n"}, timeout_s=60
     )
@@ -175,7 +175,7 @@ def test_requirements_that_cannot_be_had_fail_the_job_with_the_installers_words(
     assert "iniconfig==999.0" in reason
 
 
-# Builds a package without any other, and says what it met while it did.
+# Builds a package without dependencies, and reports the environment of the build.
 BUILD = """
 import os, zipfile
 def build_wheel(folder, config_settings=None, metadata_directory=None):
@@ -202,7 +202,7 @@ PROJECT = '[build-system]\nrequires = []\nbuild-backend = "build"\nbackend-path 
 @pytest.mark.root
 @pytest.mark.parametrize("place", ["", "package/"], ids=["package of the entry point", "local requirement"])
 @pytest.mark.long
-def test_build_scripts_of_a_job_are_kept_in_its_host(aws, service, place):
+def test_build_scripts_of_a_job_are_confined_to_its_host(aws, service, place):
     victim = Path(f"/opt/clary-victim-{os.getpid()}-{time.time_ns()}")
     build = BUILD.replace("VICTIM", str(victim)).replace("KEYS", str(service.home / "secrets" / "root.json"))
     files = {f"{place}build.py": build, f"{place}pyproject.toml": PROJECT, "train.py": "import met"}
@@ -212,7 +212,7 @@ def test_build_scripts_of_a_job_are_kept_in_its_host(aws, service, place):
         described = run(aws, script_request(aws, unique("build"), files, program=program, EnableNetworkIsolation=True))
         log = log_of(aws, described["TrainingJobName"])
         assert described["TrainingJobStatus"] == "Completed", log
-        # A host without a way out has its own network, in which it meets the job's other hosts.
+        # A host without internet access still has a network with the job's other hosts.
         assert any(line.startswith("met algo-1 FileNotFoundError") for line in log), log
         assert not victim.exists()
     finally:
@@ -286,7 +286,7 @@ with open(f"/opt/ml/model/{os.uname().nodename}.json", "w") as file:
 
 @pytest.fixture(scope="module")
 def channels_of_two_hosts(aws):
-    """Readings of two hosts from channels of every kind; the second value is the job's log."""
+    """What two hosts read from channels of every kind, and the job's log."""
     base = unique("channels")
     for index in range(5):
         put(aws, f"{base}/data/part-{index}", f"part {index}")
@@ -347,7 +347,7 @@ def test_pipe_channels_give_every_epoch_from_the_start(channels_of_two_hosts):
         assert [bytes.fromhex(epoch) for epoch in seen["epochs"]] == [b"01234", b"01234"]
 
 
-def test_fast_file_is_there_and_the_log_says_how(channels_of_two_hosts):
+def test_fast_file_channels_hold_their_files_and_the_log_explains_the_mode(channels_of_two_hosts):
     facts, log = channels_of_two_hosts
     for seen in facts.values():
         assert files_of(seen, "fast") == {"part-0": b"part 0"}
@@ -400,7 +400,7 @@ def test_without_compression_results_are_loose_objects(aws):
     assert described["ModelArtifacts"]["S3ModelArtifacts"].rstrip("/") == f"s3://{BUCKET}/{base}model"
 
 
-def test_a_big_artifact_comes_back_bit_for_bit(aws, tmp_path):
+def test_a_large_artifact_is_stored_bit_for_bit(aws, tmp_path):
     command = "head -c 67108864 /dev/urandom > /opt/ml/model/big; sha256sum /opt/ml/model/big"
     described = run_command(aws, "big", command)
     place = urlsplit(described["ModelArtifacts"]["S3ModelArtifacts"])
@@ -417,7 +417,7 @@ def test_a_failing_import_is_named_in_the_failure_reason(aws):
     assert reason.endswith("exit code: 1")
 
 
-def test_an_entry_point_that_is_missing_is_named_with_what_is_there(aws):
+def test_a_missing_entry_point_is_named_with_the_existing_files(aws):
     request = script_request(aws, unique("missing"), {"other.py": "pass"}, program="train.py")
     reason = failure_of(run(aws, request))
     assert reason.startswith("ClientError")
@@ -425,7 +425,7 @@ def test_an_entry_point_that_is_missing_is_named_with_what_is_there(aws):
     assert "other.py" in reason
 
 
-def test_a_source_archive_that_is_missing_is_named(aws):
+def test_a_missing_source_archive_is_named(aws):
     request = script_request(aws, unique("no-source"), {"train.py": ""})
     request["HyperParameters"]["sagemaker_submit_directory"] = f'"s3://{BUCKET}/code/never-was/sourcedir.tar.gz"'
     reason = failure_of(run(aws, request))
@@ -468,7 +468,7 @@ for group in groups:
     assert value.item() == dist.get_world_size()
 if dist.get_rank() == 0:
     open("/opt/ml/model/sum", "w").write(str(value.item()))
-"""  # no destroy_process_group: threads of gloo live on at exit
+"""  # no destroy_process_group, so gloo's threads live at exit
 
 
 @pytest.mark.long(10)
@@ -491,7 +491,7 @@ def test_scripts_with_many_gloo_groups_complete_every_time(aws):
         assert model_of(aws, described) == {"sum": b"2.0"} or model_of(aws, described) == {"sum": b"4.0"}
 
 
-def test_when_one_host_fails_the_job_is_over_within_seconds_and_nothing_runs_on(aws):
+def test_when_one_host_fails_the_job_and_its_processes_end_within_seconds(aws):
     name = unique("half")
     marker = f"sleeper-{name}"
     command = f"[ $(hostname) = algo-2 ] && {{ sleep 1; exit 3; }}; exec -a {marker} sleep 600"
@@ -508,7 +508,7 @@ def test_when_one_host_fails_the_job_is_over_within_seconds_and_nothing_runs_on(
 
 
 @pytest.mark.long(10)
-def test_what_a_program_writes_and_installs_stays_its_own(aws, service):
+def test_files_and_packages_of_a_program_stay_in_its_host(aws, service):
     wheel = io.BytesIO()
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("private_thing.py", "VALUE = 42\n")
@@ -573,7 +573,7 @@ SMALL_DISK_BYTES = 48 << 20
 
 @pytest.fixture(scope="module")
 def cramped(tmp_path_factory):
-    """A service whose jobs have a small disk and little time to end."""
+    """A service whose jobs have a small disk and a short grace."""
     home = tmp_path_factory.mktemp("cramped") / "home"
     jobs = home / "jobs"
     jobs.mkdir(parents=True)
@@ -583,7 +583,7 @@ def cramped(tmp_path_factory):
         subprocess.run(["mount", "-t", "tmpfs", "-o", options, "clary-small-disk", str(jobs)], check=True)
     service = None
     try:
-        # The cache lies on the other disk, where there is room for what the jobs' own has none for.
+        # The cache is on another disk, which has room for data that does not fit on the jobs' disk.
         variables = {"CLARY_CHANNEL_CACHE_BYTES": "0"}
         service = start_service(home, SETTINGS.replace("stop_grace_s = 10.0", "stop_grace_s = 1.0"), **variables)
         service.has_small_disk = is_small
@@ -619,7 +619,7 @@ def test_a_program_that_ignores_sigterm_is_killed_after_the_grace(cramped):
     assert wait_for_none(lambda: processes_with(marker)) == {}
 
 
-def test_a_channel_that_does_not_fit_on_the_disk_fails_the_job_and_says_so(small_disk):
+def test_a_channel_that_does_not_fit_on_the_disk_fails_the_job_with_that_reason(small_disk):
     uri = put(small_disk, "too/big", bytes(SMALL_DISK_BYTES + 1))
     reason = failure_of(run_command(small_disk, "full", "true", InputDataConfig=[channel("big", uri)]))
     assert "No space left on device" in reason
@@ -643,7 +643,7 @@ def test_a_program_that_fills_the_disk_fails_with_a_reason_that_names_it(small_d
 
 
 @pytest.mark.long(10)
-def test_a_source_that_does_not_fit_on_the_disk_fails_the_job_and_says_so(small_disk):
+def test_a_source_that_does_not_fit_on_the_disk_fails_the_job_with_that_reason(small_disk):
     source = archive_of({"train.py": "pass", "big": bytes(SMALL_DISK_BYTES + 1)})
     reason = failure_of(run(small_disk, script_request(small_disk, unique("source"), source)))
     assert "No space left on device" in reason

@@ -1,4 +1,4 @@
-"""Ranks as processes: groups over our own store, and peers that are killed or stopped."""
+"""Ranks as processes: groups over the TCP store, and peers that are killed or stopped."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def test_a_killed_rank_is_named_by_all_others_at_once(core, port, hosts):
 
 @pytest.mark.parametrize("hosts", [("a", "a", "a"), ("a", "a", "b")])
 @pytest.mark.long
-def test_a_stopped_rank_is_named_when_the_limit_passes(core, port, hosts):
+def test_a_stopped_rank_is_named_at_the_timeout(core, port, hosts):
     with start("wait_for_end", 3, core=core, port=port, hosts=hosts) as ranks:
         pids = [ranks.read_line(rank)["pid"] for rank in range(3)]
         os.kill(pids[2], signal.SIGSTOP)
@@ -58,7 +58,7 @@ def test_a_stopped_rank_is_named_when_the_limit_passes(core, port, hosts):
             assert TIMEOUT_S / 2 < end["noticed_s"] < TIMEOUT_S * 3
 
 
-def test_a_rank_that_dies_while_nothing_happens_fails_the_next_operation(core, port):
+def test_a_rank_that_dies_while_idle_fails_the_next_operation(core, port):
     with start("idle", 2, core=core, port=port) as ranks:
         pids = [ranks.read_line(rank)["pid"] for rank in range(2)]
         os.kill(pids[1], signal.SIGKILL)

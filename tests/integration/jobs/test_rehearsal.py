@@ -1,4 +1,4 @@
-"""`clary rehearse` with programs that resume well and badly: the certificate names the forgotten part."""
+"""`clary rehearse` with programs that resume correctly or not: the certificate names the forgotten part."""
 
 import http.client
 import json
@@ -22,7 +22,7 @@ RANKS_PROGRAM = (FOLDER / "rehearsed_ranks_program.py").read_text()
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """A service whose hosts look at their checkpoints often."""
+    """A service whose hosts poll their checkpoints often."""
     running = start_service(tmp_path_factory.mktemp("rehearsals"), CLARY_CHECKPOINT_INTERVAL_S="0.5")
     yield running
     running.clary("down")
@@ -34,7 +34,7 @@ def aws(own):
 
 
 @pytest.mark.long(35)
-def test_a_program_that_restores_everything_passes_and_the_users_own_checkpoints_stay_untouched(own, aws, tmp_path):
+def test_a_program_that_restores_everything_passes_without_changing_user_checkpoints(own, aws, tmp_path):
     path, name = request_file(aws, tmp_path, forgetting(""))
     done, certificate = rehearse(own, tmp_path, path, "--reclaim", "step:12")
     assert done.returncode == PASS, done.stdout + done.stderr
@@ -61,7 +61,9 @@ def test_a_program_that_restores_everything_passes_and_the_users_own_checkpoints
     ],
 )
 @pytest.mark.long
-def test_a_program_that_forgets_something_fails_with_what_it_forgets(own, aws, tmp_path, forgets, reason, advice):
+def test_a_program_that_forgets_a_part_fails_and_the_certificate_names_the_part(
+    own, aws, tmp_path, forgets, reason, advice
+):
     path, _ = request_file(aws, tmp_path, forgetting(forgets))
     done, certificate = rehearse(own, tmp_path, path, "--reclaim", "step:12")
     assert done.returncode == FAIL, done.stdout + done.stderr
@@ -100,9 +102,7 @@ def test_two_ranks_on_two_hosts_are_rehearsed_from_a_job_that_has_run(own, aws, 
 
 
 @pytest.mark.long
-def test_two_hosts_that_do_not_reach_each_other_for_a_while_hold_up_a_job_of_three_and_nobody_is_lost(
-    own, aws, tmp_path
-):
+def test_a_temporary_cut_between_two_hosts_delays_a_job_of_three_without_loss(own, aws, tmp_path):
     path, _ = request_file(
         aws,
         tmp_path,
@@ -122,7 +122,7 @@ def test_two_hosts_that_do_not_reach_each_other_for_a_while_hold_up_a_job_of_thr
 
 
 @pytest.mark.long
-def test_a_fault_that_strikes_too_late_proves_nothing(own, aws, tmp_path):
+def test_a_fault_after_the_end_gives_no_verdict(own, aws, tmp_path):
     short = forgetting("").replace("= 32, 5, 4, 64", "= 3, 5, 4, 64")
     path, _ = request_file(aws, tmp_path, short)
     done, certificate = rehearse(own, tmp_path, path, "--reclaim", "step:900")
@@ -141,7 +141,7 @@ def test_a_fault_that_strikes_too_late_proves_nothing(own, aws, tmp_path):
     ],
 )
 @pytest.mark.long(10)
-def test_what_can_not_be_had_is_refused_before_anything_starts(own, aws, tmp_path, arguments, words):
+def test_an_impossible_rehearsal_is_refused_before_any_job_starts(own, aws, tmp_path, arguments, words):
     path, name = request_file(aws, tmp_path, forgetting(""))
     done = own.clary("rehearse", str(path), *arguments, check=False)
     assert done.returncode == USAGE
@@ -149,7 +149,7 @@ def test_what_can_not_be_had_is_refused_before_anything_starts(own, aws, tmp_pat
     assert name not in own.clary("jobs", "--json").stdout
 
 
-def test_a_job_that_is_no_rehearsal_is_not_struck(own, aws):
+def test_a_job_outside_a_rehearsal_gets_no_fault(own, aws):
     name = unique("bystander")
     aws.sagemaker.create_training_job(**job_request(name, "echo up; sleep 30"))
     wait(aws, name, until=("Training",))

@@ -1,4 +1,4 @@
-"""`clary rehearse --disk-full`: real ENOSPC from a disk of the host's own, in scripts that catch it and that do not."""
+"""`clary rehearse --disk-full`: real ENOSPC from the host's own disk, in scripts that catch it or do not."""
 
 import os
 from pathlib import Path
@@ -38,7 +38,7 @@ LARGE_SAVE = """\
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """A service whose hosts look at their checkpoints often."""
+    """A service whose hosts poll their checkpoints often."""
     running = start_service(tmp_path_factory.mktemp("disks"), CLARY_CHECKPOINT_INTERVAL_S="0.5")
     yield running
     running.clary("down")
@@ -50,7 +50,7 @@ def aws(own):
 
 
 def saving(text):
-    """Return the program with other lines where it saves, which it does at each step; slow enough to be struck."""
+    """Return the program with these lines for its save at each step, slowed down so that the fault hits a step."""
     program = forgetting("")
     for old, new in ((SAVE, text), ("= 32, 5, 4, 64", "= 32, 1, 4, 64"), ("PAUSE_S = 0.15", "PAUSE_S = 0.3")):
         assert old in program
@@ -63,7 +63,7 @@ def printed(own, job, *options):
 
 
 @pytest.mark.long
-def test_a_program_that_does_not_catch_a_full_disk_dies_of_it_and_the_certificate_says_so(own, aws, tmp_path):
+def test_a_program_killed_by_a_full_disk_fails_and_the_certificate_names_enospc(own, aws, tmp_path):
     path, _ = request_file(aws, tmp_path, forgetting(""))
     done, certificate = rehearse(own, tmp_path, path, "--disk-full", "algo-1@step:7", "--disk-size", "64MiB")
     assert done.returncode == FAIL, done.stdout + done.stderr
@@ -76,7 +76,7 @@ def test_a_program_that_does_not_catch_a_full_disk_dies_of_it_and_the_certificat
 
 
 @pytest.mark.long
-def test_a_program_that_catches_it_trains_on_and_saves_again_when_there_is_room(own, aws, tmp_path):
+def test_a_program_that_catches_enospc_trains_on_and_saves_again_later(own, aws, tmp_path):
     path, _ = request_file(aws, tmp_path, saving(CAREFUL_SAVE))
     done, certificate = rehearse(own, tmp_path, path, "--disk-full", "algo-1@step:7+2s", "--keep")
     assert done.returncode == PASS, done.stdout + done.stderr
@@ -90,7 +90,7 @@ def test_a_program_that_catches_it_trains_on_and_saves_again_when_there_is_room(
 
 
 @pytest.mark.long
-def test_a_program_that_ends_well_on_a_full_disk_has_failed_all_the_same(own, aws, tmp_path):
+def test_a_program_that_exits_with_0_on_a_full_disk_still_fails(own, aws, tmp_path):
     path, _ = request_file(aws, tmp_path, saving(CAREFUL_SAVE))
     done, certificate = rehearse(own, tmp_path, path, "--disk-full", "algo-1@step:7")
     assert done.returncode == FAIL, done.stdout + done.stderr
@@ -99,7 +99,7 @@ def test_a_program_that_ends_well_on_a_full_disk_has_failed_all_the_same(own, aw
 
 
 @pytest.mark.long
-def test_the_host_that_comes_after_a_kill_has_an_empty_disk_with_the_checkpoint_and_its_channels(own, aws, tmp_path):
+def test_a_replacement_host_has_a_new_disk_with_checkpoint_and_channels(own, aws, tmp_path):
     word = unique("word")
     uri = put(aws, f"words/{word}/a.txt", word)
     program = saving(CAREFUL_SAVE).replace(
@@ -142,7 +142,7 @@ def test_a_disk_that_is_too_small_for_the_job_itself_fails_the_twin(own, aws, tm
     [("900000GiB", "more than half of the machine's free memory"), ("1MiB", "at least 16 MiB"), ("much", "got 'much'")],
 )
 @pytest.mark.long
-def test_disks_that_can_not_be_had_are_refused_before_anything_starts(own, aws, tmp_path, size, words):
+def test_impossible_disks_are_refused_before_any_job_starts(own, aws, tmp_path, size, words):
     path, name = request_file(aws, tmp_path, forgetting(""))
     done = own.clary("rehearse", str(path), "--disk-full", "algo-1@1s", "--disk-size", size, check=False)
     assert done.returncode == USAGE
@@ -150,6 +150,6 @@ def test_disks_that_can_not_be_had_are_refused_before_anything_starts(own, aws, 
     assert name not in own.clary("jobs", "--json").stdout
 
 
-def test_nothing_of_the_disks_is_left_on_the_machine(own):
+def test_rehearsals_leave_no_disk_on_the_machine(own):
     mounts = Path("/proc/self/mountinfo").read_text()
     assert str(own.home) not in mounts

@@ -1,4 +1,4 @@
-"""Programs that find each other at the master port, late: the ledger knows it, and does not count it as training."""
+"""Programs that connect late to the master port: the ledger counts the wait as rendezvous, not as training."""
 
 import json
 import os
@@ -17,10 +17,10 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(600), pytest.mark.xdist_g
 
 LATE_S = 4.0
 TRAINS_S = 3.0
-SLACK_S = 2.0  # what service and watch may need on a busy machine to hear that programs run and to see that they met
+SLACK_S = 2.0  # tolerance for the service to learn, on a busy machine, that programs run and that they have connected
 LIMIT_S = 240
 TWO_HOSTS = {"InstanceCount": 2, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 10}
-# algo-1 listens and has no client of its own; both hold their connection while they train.
+# algo-1 listens and starts no connection itself; both hosts keep their connection during training.
 SOCKETS = f"""
 import os, socket, time
 
@@ -39,7 +39,7 @@ else:
 print("met", flush=True)
 time.sleep(float(os.environ.get("TRAINS_S", {TRAINS_S})))
 """
-# Ranks of torch, of which the second one of algo-2 comes late.
+# Ranks of torch; the second rank of algo-2 connects late.
 TORCH = f"""
 import os, time
 
@@ -54,7 +54,7 @@ print("met", flush=True)
 time.sleep({TRAINS_S})
 dist.destroy_process_group()
 """
-# What users start themselves is one process a host for Clary.
+# Processes that users start themselves count as one process per host.
 TORCHRUN = f"""
 import os, subprocess, sys, time
 
@@ -85,7 +85,7 @@ def page_of(service, aws, name, *, status="Completed"):
 
 
 def meetings_of(service, page):
-    """Return the time at which each host's processes had all come, or fail with the agents' words on it."""
+    """Return the time at which all processes of each host had connected, or fail with the agents' log lines."""
     words = [
         line for path in service.home.rglob("agent.log") for line in path.read_text().splitlines() if "port" in line
     ]
@@ -98,7 +98,7 @@ def parts_of(page):
 
 
 @pytest.mark.long
-def test_hosts_wait_in_rendezvous_for_the_one_whose_program_connects_late(service, aws):
+def test_hosts_wait_in_rendezvous_for_the_host_that_connects_late(service, aws):
     name = unique("late")
     start(aws, script_request(aws, name, {"train.py": SOCKETS}, instance_count=2))
     page = page_of(service, aws, name)
@@ -138,7 +138,7 @@ def test_the_slowest_rank_of_torch_ends_the_rendezvous_of_every_host(service, aw
 
 
 @pytest.mark.long
-def test_torchrun_that_a_user_starts_late_on_one_host_is_waited_for_by_the_other(service, aws):
+def test_a_host_waits_in_rendezvous_for_torchrun_started_late_on_the_other(service, aws):
     name = unique("torchrun")
     start(aws, script_request(aws, name, {"train.py": TORCHRUN}, instance_count=2))
     page = page_of(service, aws, name)
@@ -151,7 +151,7 @@ def test_torchrun_that_a_user_starts_late_on_one_host_is_waited_for_by_the_other
 
 
 @pytest.mark.long
-def test_an_attempt_after_the_loss_of_a_host_meets_anew_though_the_survivor_has_kept_its_network(service, aws):
+def test_an_attempt_after_a_lost_host_has_a_new_rendezvous(service, aws):
     name = unique("again")
     request = script_request(
         aws,
@@ -171,7 +171,7 @@ def test_an_attempt_after_the_loss_of_a_host_meets_anew_though_the_survivor_has_
 
 
 def wait_until_met(service, name, *, attempt):
-    """Wait until the service knows that all hosts of an attempt have met; return its page then."""
+    """Wait until the service reports that all hosts of an attempt have connected; return its page."""
     deadline_s = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline_s:
         page = json.loads(service.clary("describe", name, "--json").stdout)
@@ -181,7 +181,7 @@ def wait_until_met(service, name, *, attempt):
     raise AssertionError(f"attempt {attempt} has not met within {LIMIT_S} s: {page['hosts']}")
 
 
-def test_hosts_that_never_meet_are_productive_from_the_start(service, aws):
+def test_hosts_that_never_connect_count_as_productive_from_the_start(service, aws):
     name = unique("strangers")
     aws.sagemaker.create_training_job(**job_request(name, f"sleep {TRAINS_S}", ResourceConfig=TWO_HOSTS))
     page = page_of(service, aws, name)

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(180), pytest.mark.xdist_g
 PROGRAM = (CLIENTS / "source" / "stopped.py").read_text()
 TYPE_OF_TWO = {"InstanceCount": 2, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 10}
 MAX_SPREAD_S = 1.0
-GRACE_S = 10.0  # in the service's settings
+GRACE_S = 10.0  # grace in the service's settings
 _LINE = re.compile(r"(READY|SIGNAL|DONE) (\{.*\})")
 
 
@@ -28,7 +28,7 @@ def said(aws, name):
 
 
 def wait_until_ready(aws, name, num_ranks, *, timeout_s=90):
-    """Wait until every rank has its handler."""
+    """Wait until every rank has installed its signal handler."""
     deadline = time.monotonic() + timeout_s
     while len(said(aws, name)["READY"]) < num_ranks:
         facts = aws.sagemaker.describe_training_job(TrainingJobName=name)
@@ -38,7 +38,7 @@ def wait_until_ready(aws, name, num_ranks, *, timeout_s=90):
 
 
 def check(aws, name, *, num_ranks, status="Stopped", reason="stop_requested"):
-    """Assert that each rank had one signal, all at once, with the notice and time to end by itself."""
+    """Assert that each rank got one signal at about the same time, with the stop notice and time to end by itself."""
     facts = wait(aws, name)
     words = said(aws, name)
     log = "\n".join(log_of(aws, name)[-60:])
@@ -64,14 +64,14 @@ def check(aws, name, *, num_ranks, status="Stopped", reason="stop_requested"):
 
 
 def stop_and_check(aws, name, *, num_ranks):
-    """Stop a job whose ranks are ready, and check their reports on the signal."""
+    """Stop a job whose ranks are ready; check their reports of the signal."""
     wait_until_ready(aws, name, num_ranks)
     aws.sagemaker.stop_training_job(TrainingJobName=name)
     return check(aws, name, num_ranks=num_ranks)
 
 
 def two_ranks_a_host(aws, label, distribution):
-    """Return a request as SDK v2 makes it."""
+    """Return a request like SDK v2's, with two ranks per host."""
     name = unique(label)
     hyperparameters = {key: json.dumps(value) for key, value in distribution.items()}
     request = script_request(aws, name, {"stopped.py": PROGRAM}, program="stopped.py", hyperparameters=hyperparameters)
@@ -79,7 +79,7 @@ def two_ranks_a_host(aws, label, distribution):
     return request
 
 
-def test_ranks_of_torch_distributed(aws):
+def test_ranks_of_torch_distributed_get_one_sigterm(aws):
     request = two_ranks_a_host(aws, "signals-torch", {"sagemaker_torch_distributed_enabled": True})
     request["ResourceConfig"] = {**TYPE_OF_TWO, "InstanceType": "ml.g5.12xlarge"}
     request["AlgorithmSpecification"]["TrainingImage"] = (
@@ -88,7 +88,7 @@ def test_ranks_of_torch_distributed(aws):
     stop_and_check(aws, start(aws, request), num_ranks=4)
 
 
-def test_ranks_of_mpirun(aws):
+def test_ranks_of_mpirun_get_one_sigterm(aws):
     distribution = {
         "sagemaker_mpi_enabled": True,
         "sagemaker_mpi_num_of_processes_per_host": 2,
@@ -97,11 +97,11 @@ def test_ranks_of_mpirun(aws):
     stop_and_check(aws, start(aws, two_ranks_a_host(aws, "signals-mpi", distribution)), num_ranks=4)
 
 
-def test_a_script_alone_on_each_host(aws):
+def test_a_single_script_on_each_host_gets_one_sigterm(aws):
     stop_and_check(aws, start(aws, two_ranks_a_host(aws, "signals-plain", {})), num_ranks=2)
 
 
-def test_a_program_in_the_foreground_of_bash(aws):
+def test_a_program_in_the_foreground_of_bash_gets_one_sigterm(aws):
     name = unique("signals-bash")
     uri = put(aws, f"code/{name}/stopped.py", PROGRAM)
     request = job_request(name, "python3 /opt/ml/input/data/program/stopped.py; echo after", ResourceConfig=TYPE_OF_TWO)
@@ -113,7 +113,7 @@ def test_a_program_in_the_foreground_of_bash(aws):
 
 @pytest.mark.parametrize(("driver", "num_ranks"), [("none", 2), ("torchrun", 4), ("mpi", 4)])
 @pytest.mark.long
-def test_ranks_under_the_driver_of_sdk_v3(aws, service, driver, num_ranks):
+def test_ranks_under_the_driver_of_sdk_v3_get_one_sigterm(aws, service, driver, num_ranks):
     _, facts = service.run_client(SDK3_PYTHON, "v3_signals.py", driver)
     stop_and_check(aws, facts["name"], num_ranks=num_ranks)
 
@@ -121,7 +121,7 @@ def test_ranks_under_the_driver_of_sdk_v3(aws, service, driver, num_ranks):
 @pytest.mark.parametrize("distribution", [{}, {"sagemaker_torch_distributed_enabled": True}], ids=["plain", "torchrun"])
 @pytest.mark.needs("toolkit")
 @pytest.mark.long
-def test_ranks_under_the_toolkit_of_aws(aws, distribution):
+def test_ranks_under_the_toolkit_of_aws_get_one_sigterm(aws, distribution):
     request = two_ranks_a_host(aws, "signals-toolkit", distribution)
     request["AlgorithmSpecification"]["TrainingImage"] = "team/toolkit:1"
     request["Environment"] = {
@@ -131,7 +131,7 @@ def test_ranks_under_the_toolkit_of_aws(aws, distribution):
     stop_and_check(aws, start(aws, request), num_ranks=2)
 
 
-def test_a_trainer_whose_output_goes_through_tee(aws):
+def test_a_trainer_with_output_piped_to_tee_gets_one_sigterm(aws):
     name = unique("signals-tee")
     uri = put(aws, f"code/{name}/stopped.py", PROGRAM)
     command = "python3 /opt/ml/input/data/program/stopped.py 2>&1 | tee /tmp/log"
@@ -142,7 +142,7 @@ def test_a_trainer_whose_output_goes_through_tee(aws):
 
 
 @pytest.mark.long(10)
-def test_the_end_of_the_longest_runtime(aws):
+def test_ranks_get_one_sigterm_at_the_max_runtime(aws):
     request = two_ranks_a_host(aws, "signals-runtime", {"sagemaker_torch_distributed_enabled": True})
     request["StoppingCondition"] = {"MaxRuntimeInSeconds": 5}
     facts = check(aws, start(aws, request), num_ranks=2, reason="max_runtime")

@@ -1,4 +1,4 @@
-"""A rank that catches the error of its peer and leaves by `sys.exit(1)` hides neither a dead host nor a cut link."""
+"""A rank that catches its peer's loss and calls `sys.exit(1)` hides neither a dead host nor a cut link."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from clary.testing.gangs import has_namespaces
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("survivors")]
 
-# The second attempt finds what the first has left, and ends well.
+# The second attempt finds the file of the first, and exits with 0.
 PAIR = """
 import os, pathlib, signal, socket, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service that notices sooner stops who is left
@@ -68,7 +68,7 @@ def aws(service):
 
 @pytest.fixture
 def pair(service, aws):
-    """Return the name of a job of two hosts that hold a connection, and may be tried again."""
+    """Return the name of a job with retries, whose two hosts hold a connection."""
     name = unique("survivors")
     config = {"S3Uri": f"s3://clary/checkpoints/{name}"}
     start(aws, script_request(aws, name, {"train.py": PAIR}, instance_count=2, CheckpointConfig=config))
@@ -87,19 +87,19 @@ def is_restarted_for(service, aws, name, reason):
 
 
 @pytest.mark.long
-def test_a_job_whose_host_dies_is_restarted_though_the_survivor_leaves_with_an_exit_code(service, aws, pair):
+def test_a_job_whose_host_dies_is_restarted_though_its_peer_exits_with_1(service, aws, pair):
     os.kill(agent_of(service, pair, "algo-2"), signal.SIGKILL)
     is_restarted_for(service, aws, pair, "algo-2 was lost: its agent ended")
 
 
 @pytest.mark.long
-def test_a_job_whose_link_is_cut_is_restarted_though_both_sides_leave_before_anybody_notices(service, aws, pair):
+def test_a_job_whose_link_is_cut_is_restarted_though_both_ranks_exit_with_1(service, aws, pair):
     folder = pool_folder(service.home / "jobs" / pair / "1")
     asyncio.run(partition(str(folder), "algo-2", up=False))
     is_restarted_for(service, aws, pair, "algo-2 was lost: its link has carried nothing")
 
 
-def test_a_job_whose_rank_leaves_by_itself_is_not_restarted_and_fails_soon(service, aws):
+def test_a_job_whose_rank_exits_by_itself_is_not_restarted_and_fails_soon(service, aws):
     name = unique("leaves")
     config = {"S3Uri": f"s3://clary/checkpoints/{name}"}
     start(aws, script_request(aws, name, {"train.py": LEAVES}, instance_count=2, CheckpointConfig=config))

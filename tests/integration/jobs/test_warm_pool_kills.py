@@ -1,6 +1,6 @@
-"""Kill -9 of service, agents and networks at any moment of jobs that share a warm pool: every job completes.
+"""SIGKILL of service, agents and networks at any moment of jobs that share a warm pool: every job completes.
 
-CLARY_POOL_KILLS sets how many; each has a seed, printed with what it killed.
+CLARY_POOL_KILLS sets the number of kills; each prints its seed and the killed process.
 """
 
 import json
@@ -33,7 +33,7 @@ def hosts_file(home, name):
 
 
 def victim(kind, home, generator):
-    """Return the process to kill, or None if there is no such process now."""
+    """Return the process to kill, or None if it does not exist at present."""
     if kind == "service":
         record = json.loads((home / "run/service.json").read_text())
         return ProcessId(record["pid"], record["process_started"])
@@ -48,7 +48,7 @@ def victim(kind, home, generator):
 
 
 @pytest.mark.long
-def test_every_job_on_a_pool_completes_whatever_is_killed_and_nothing_is_left(tmp_path):
+def test_every_job_on_a_pool_completes_despite_kills_and_no_process_is_left(tmp_path):
     home = tmp_path / "home"
     service = start_service(home, SETTINGS)
     num_killed = num_reused = 0
@@ -85,7 +85,7 @@ def test_every_job_on_a_pool_completes_whatever_is_killed_and_nothing_is_left(tm
 
 
 def is_of(pid, home):
-    """Whether a process names the state folder in its command line or stands in it."""
+    """Return whether a process has the state folder in its command line or as its working folder."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             text = file.read().decode(errors="replace") + os.readlink(f"/proc/{pid}/cwd")

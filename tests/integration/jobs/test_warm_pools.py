@@ -1,4 +1,4 @@
-"""Warm pools as clients see them, with real hosts: kept, reused, refused, expired, killed."""
+"""Warm pools of real hosts as clients see them: kept, reused, refused, expired, killed."""
 
 import json
 import os
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_g
 
 
 def keeping(name, command, *, seconds=600, **resources):
-    """Return a request whose hosts are kept."""
+    """Return a request with a keep-alive period."""
     request = job_request(name, command)
     request["ResourceConfig"] |= {"KeepAlivePeriodInSeconds": seconds, **resources}
     return request
@@ -28,7 +28,7 @@ def ends(aws, name, status="Completed"):
 
 
 def only_pool(service):
-    """Return the one pool's folder, once those of earlier tests are gone."""
+    """Return the folder of the only pool, once pools of earlier tests are gone."""
     deadline_s = time.monotonic() + LIMIT_S
     while len(found := list((service.home / "jobs").glob("pool_*"))) != 1:
         assert time.monotonic() < deadline_s, f"expected one pool, got {found}"
@@ -37,7 +37,7 @@ def only_pool(service):
 
 
 @pytest.mark.long
-def test_a_second_job_takes_the_hosts_of_the_first_and_finds_its_cache_and_nothing_else(service, aws):
+def test_a_second_job_gets_the_first_jobs_hosts_and_cache_but_no_other_files(service, aws):
     first, second = unique("warm"), unique("warm")
     leave = (
         "echo kept > $SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY/word; echo gone > /tmp/left; echo gone > /opt/ml/left"
@@ -69,7 +69,7 @@ def test_a_second_job_takes_the_hosts_of_the_first_and_finds_its_cache_and_nothi
     assert not list((service.home / "jobs").glob("pool_*")), "nothing of the pool is left on the disk"
 
 
-def test_a_job_that_does_not_match_gets_hosts_of_its_own(service, aws):
+def test_a_job_that_does_not_match_the_pool_gets_new_hosts(service, aws):
     first, second = unique("warm"), unique("other")
     aws.sagemaker.create_training_job(**keeping(first, "true"))
     ends(aws, first)
@@ -81,7 +81,7 @@ def test_a_job_that_does_not_match_gets_hosts_of_its_own(service, aws):
         end_pool(aws, name)
 
 
-def test_a_pool_ends_after_its_period_and_a_program_that_fails_leaves_one(service, aws):
+def test_a_pool_expires_after_its_period_and_a_failed_job_keeps_its_pool(service, aws):
     name = unique("brief")
     aws.sagemaker.create_training_job(**keeping(name, "exit 3", seconds=2))
     ends(aws, name, "Failed")
@@ -102,7 +102,7 @@ def test_a_pool_whose_idle_host_dies_is_terminated_and_the_next_job_starts_cold(
     end_pool(aws, second)
 
 
-def test_a_restarted_job_keeps_the_hosts_that_live_and_replaces_the_dead_one(service, aws):
+def test_a_restarted_job_keeps_its_living_hosts_and_replaces_the_dead_one(service, aws):
     name = unique("partial")
     command = "echo began on $CURRENT_HOST; test -e $SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY/again && exit 0; "
     command += "touch $SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY/again; echo waits; sleep 600"
@@ -122,7 +122,7 @@ def test_a_restarted_job_keeps_the_hosts_that_live_and_replaces_the_dead_one(ser
 
 
 @pytest.mark.long
-def test_pools_outlive_a_killed_service_and_end_with_one_that_is_stopped(tmp_path):
+def test_pools_survive_a_kill_of_the_service_and_end_when_it_stops(tmp_path):
     service = start_service(tmp_path / "home", SETTINGS)
     try:
         aws = Clients(service)
@@ -144,20 +144,20 @@ def test_pools_outlive_a_killed_service_and_end_with_one_that_is_stopped(tmp_pat
 
 
 @pytest.mark.long(10)
-def test_an_idle_pool_gives_way_to_a_job_that_needs_its_hosts(service, aws):
+def test_an_idle_pool_is_ended_for_a_job_that_needs_its_hosts(service, aws):
     small, large = unique("warm"), unique("large")
     aws.sagemaker.create_training_job(**keeping(small, "true"))
     ends(aws, small)
     wait_for_pool(aws, small, "Available")
     request = job_request(large, "true")
-    request["ResourceConfig"]["InstanceCount"] = 8  # all that the service has
+    request["ResourceConfig"]["InstanceCount"] = 8  # all hosts of the service
     aws.sagemaker.create_training_job(**request)
     ends(aws, large, "Completed")
     assert pool_of(aws, small)["Status"] == "Terminated"
 
 
 @pytest.mark.long
-def test_a_period_that_cannot_be_kept_is_refused_or_told(aws):
+def test_an_impossible_keep_alive_period_is_refused_or_reported(aws):
     spot = keeping(unique("spot"), "true")
     spot |= {
         "EnableManagedSpotTraining": True,
@@ -194,7 +194,7 @@ open("/opt/ml/model/weights", "w").write("kept")
 
 
 @pytest.mark.long(10)
-def test_a_program_that_an_interpreter_became_finds_what_a_fresh_one_finds_but_other_random_numbers(service, aws):
+def test_a_forked_program_sees_the_same_state_as_a_fresh_one_except_random_numbers(service, aws):
     seen, keys, numbers, names = [], [], [], []
     for _ in range(3):
         names.append(unique("forked"))

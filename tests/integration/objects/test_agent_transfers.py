@@ -1,4 +1,4 @@
-"""Agents' transfers against a real SeaweedFS, straight and through a gateway that misbehaves."""
+"""Transfers of agents with a real SeaweedFS, directly and through a faulty gateway."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def store(weed):
 
 @pytest.fixture
 def folder(store, request):
-    """A prefix of this test's own."""
+    """A prefix used only by this test."""
     return f"{request.node.name[:60]}-{random.randrange(1 << 40):x}"
 
 
@@ -59,7 +59,7 @@ def behind_gateway(weed, *, attempts: int = 5, timeout_s: float = 60.0, tls=None
             yield gateway, client
 
 
-def test_keys_of_every_kind_come_back_as_they_were(store, folder):
+def test_objects_with_keys_of_every_kind_survive_the_round_trip(store, folder):
     names = ["a b+c", "ünï/codé", "p%41x", "q?x=1#f", "e&<>'\".txt", "~t", "sp ace/x", "日本語", "s=a,b;c:d@e$f!g*(h)"]
     for name in names:
         store.put_bytes("data", f"{folder}/{name}", name.encode(), metadata={"origin": "test"})
@@ -131,7 +131,7 @@ def test_files_and_streams_of_every_size_survive_the_round_trip(store, folder, t
     assert sorted(os.listdir(tmp_path)) == ["again", "file", "in", "stream"]
 
 
-def test_refusals_are_not_retried_and_say_why(store, weed):
+def test_refusals_are_not_retried_and_give_the_reason(store, weed):
     with pytest.raises(ObjectStoreError, match=r"404 NoSuchKey.*Not retried") as caught:
         store.get_bytes("data", "missing", max_bytes=1)
     assert caught.value.fault is Fault.USER
@@ -162,7 +162,7 @@ def test_download_of_another_size_than_promised_is_refused(store, folder, tmp_pa
     assert os.listdir(tmp_path) == []
 
 
-def test_busy_store_is_asked_again_and_at_last_given_up(weed, folder):
+def test_requests_to_a_busy_store_are_retried_up_to_a_limit(weed, folder):
     with behind_gateway(weed, attempts=3) as (gateway, client):
         gateway.fail("busy", times=2)
         client.put_bytes("data", folder, b"x")
@@ -174,7 +174,7 @@ def test_busy_store_is_asked_again_and_at_last_given_up(weed, folder):
         assert caught.value.fault is Fault.INFRASTRUCTURE
 
 
-def test_dropped_connections_are_opened_again(weed, folder):
+def test_requests_on_dropped_connections_are_retried(weed, folder):
     with behind_gateway(weed) as (gateway, client):
         client.put_bytes("data", folder, b"x")
         gateway.fail("drop", times=3)
@@ -194,7 +194,7 @@ def test_body_damaged_on_its_way_is_refused_and_sent_again(weed, folder, size):
         assert client.head("data", f"{folder}-bad") is None
 
 
-def test_reader_goes_on_where_the_connection_broke(weed, folder):
+def test_reader_resumes_where_the_connection_broke(weed, folder):
     blob = random.Random(2).randbytes(3 * MIB)
     with behind_gateway(weed) as (gateway, client):
         client.put_bytes("data", folder, blob)
@@ -231,7 +231,7 @@ def test_download_survives_broken_connections(weed, folder, tmp_path, size):
         assert (tmp_path / "x").read_bytes() == blob
 
 
-def test_download_that_never_succeeds_leaves_nothing_behind(weed, folder, tmp_path):
+def test_download_that_never_succeeds_leaves_no_file(weed, folder, tmp_path):
     with behind_gateway(weed, attempts=2) as (gateway, client):
         client.upload_stream("data", folder, io.BytesIO(bytes(40 * MIB)))
         gateway.fail("cut", lambda method, path: method == "GET", times=99, after_bytes=1000)
@@ -240,7 +240,7 @@ def test_download_that_never_succeeds_leaves_nothing_behind(weed, folder, tmp_pa
         assert os.listdir(tmp_path) == []
 
 
-def test_lost_answer_to_a_completed_upload_is_understood(weed, folder):
+def test_lost_response_to_a_completed_upload_counts_as_success(weed, folder):
     blob = random.Random(4).randbytes(20 * MIB)
     with behind_gateway(weed) as (gateway, client):
         gateway.fail("lose_answer", lambda method, path: method == "POST" and "uploadId" in path)
@@ -248,7 +248,7 @@ def test_lost_answer_to_a_completed_upload_is_understood(weed, folder):
         assert client.get_bytes("data", folder, max_bytes=len(blob)) == blob
 
 
-def test_failed_upload_is_aborted_and_nothing_appears(weed, folder):
+def test_failed_upload_is_aborted_and_stores_no_object(weed, folder):
     class Breaking(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:
             if self.tell() > 20 * MIB:
@@ -264,7 +264,7 @@ def test_failed_upload_is_aborted_and_nothing_appears(weed, folder):
         ]
 
 
-def test_closing_breaks_off_a_transfer_that_hangs(weed, folder, tmp_path):
+def test_closing_the_client_aborts_a_hanging_transfer(weed, folder, tmp_path):
     with behind_gateway(weed) as (gateway, client):
         client.upload_stream("data", folder, io.BytesIO(bytes(40 * MIB)))
         gateway.fail("stall", lambda method, path: method == "GET", times=99, after_bytes=1000)
@@ -292,7 +292,7 @@ def test_closing_breaks_off_a_transfer_that_hangs(weed, folder, tmp_path):
             client.head("data", folder)
 
 
-def test_silent_store_is_left_after_the_timeout(weed, folder):
+def test_request_to_a_silent_store_fails_after_the_timeout(weed, folder):
     with behind_gateway(weed, attempts=2, timeout_s=0.3) as (gateway, client):
         client.put_bytes("data", folder, bytes(5000))
         gateway.fail("stall", times=99, after_bytes=100)
@@ -322,7 +322,7 @@ def test_https_endpoints_are_verified_and_used(weed, folder, tmp_path, monkeypat
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """Write a certificate for localhost that signs itself, and its key."""
+    """Write a self-signed certificate for localhost, and its key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -350,7 +350,7 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.long
-def test_store_that_is_killed_and_started_again_interrupts_nothing(tmp_path):
+def test_transfers_survive_a_kill_and_restart_of_the_store(tmp_path):
     blob = random.Random(6).randbytes(48 * MIB)
     (tmp_path / "weed").mkdir()
     with running_weed(tmp_path / "weed") as weed, ObjectStore(weed.endpoint, attempts=8) as store:
@@ -369,7 +369,7 @@ def test_store_that_is_killed_and_started_again_interrupts_nothing(tmp_path):
             restart.join()
 
 
-def test_channels_come_from_the_store_as_they_lie_there(store, folder, tmp_path):
+def test_channels_are_fetched_as_they_are_stored(store, folder, tmp_path):
     big = random.Random(7).randbytes(40 * MIB)
     contents = {"a.csv": b"1,2", "sub/b.bin": big, "sub/ü": b"", **{f"many/{n}": bytes([n]) for n in range(50)}}
     for name, data in contents.items():
@@ -435,7 +435,7 @@ def read_object(store: ObjectStore, uri: str) -> bytes:
 
 
 @pytest.mark.parametrize("is_compressed", [True, False], ids=["archive", "loose"])
-def test_results_of_two_hosts_are_merged_and_can_be_led_again(store, folder, tmp_path, is_compressed):
+def test_results_of_two_hosts_are_merged_and_the_merge_can_be_repeated(store, folder, tmp_path, is_compressed):
     plan, trees = make_job(folder, tmp_path, is_compressed=is_compressed)
     shards = {name: random.Random(name).randbytes(24 * MIB) for name in trees}
     for name, tree in trees.items():

@@ -1,4 +1,4 @@
-"""The S3 front when its store or its client fails half way; the store is a fake that does as it is told."""
+"""The S3 front when its store or its client fails half way; the store is a fake controlled by the test."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ async def no_aws(_: HttpRequest) -> HttpResponse:
 
 
 class Bench:
-    """A front before a fake store, and a client that speaks plain HTTP to it."""
+    """A front with a fake store behind it, and a client that sends plain HTTP."""
 
     def __init__(self) -> None:
         self.script: Script | None = None
-        self.received = bytearray()  # by the fake store, after the headers
+        self.received = bytearray()  # sent by the fake store after the headers
         self.heads: list[str] = []
 
     async def start(self) -> None:
@@ -120,7 +120,7 @@ async def test_store_that_is_down_is_service_unavailable(bench: Bench) -> None:
     writer.close()
 
 
-async def test_store_that_hangs_up_is_service_unavailable(bench: Bench) -> None:
+async def test_store_that_closes_the_connection_is_service_unavailable(bench: Bench) -> None:
     async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
@@ -130,7 +130,7 @@ async def test_store_that_hangs_up_is_service_unavailable(bench: Bench) -> None:
     writer.close()
 
 
-async def test_store_that_could_not_read_what_arrived_is_service_unavailable(bench: Bench) -> None:
+async def test_store_that_could_not_parse_the_body_is_service_unavailable(bench: Bench) -> None:
     async def refuse_unread(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(
             b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n400 Bad Request"
@@ -144,7 +144,7 @@ async def test_store_that_could_not_read_what_arrived_is_service_unavailable(ben
     writer.close()
 
 
-async def test_what_the_store_itself_calls_bad_is_passed_on(bench: Bench) -> None:
+async def test_bad_request_errors_of_the_store_are_passed_on(bench: Bench) -> None:
     async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         body = b"<Error><Code>InvalidPart</Code></Error>"
         head = b"HTTP/1.1 400 Bad Request\r\nx-amz-request-id: 1\r\nContent-Length: %d\r\n\r\n" % len(body)
@@ -159,7 +159,7 @@ async def test_what_the_store_itself_calls_bad_is_passed_on(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 1000000\r\n", b"Transfer-Encoding: chunked\r\n"])
-async def test_download_that_breaks_off_never_looks_complete(bench: Bench, framing: bytes) -> None:
+async def test_aborted_download_never_looks_complete(bench: Bench, framing: bytes) -> None:
     async def break_off(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         part = b"x" * 500_000
         frame = b"%x\r\n" % len(part) + part + b"\r\n" if b"chunked" in framing else part
@@ -176,20 +176,20 @@ async def test_download_that_breaks_off_never_looks_complete(bench: Bench, frami
     writer.close()
 
 
-async def test_client_that_leaves_during_an_upload_leaves_the_store_with_a_broken_body(bench: Bench) -> None:
+async def test_client_that_disconnects_during_an_upload_aborts_the_stores_request(bench: Bench) -> None:
     bench.script = bench.drain
     _, writer = await bench.send("PUT", "/bucket/key", length=10 * MIB)
     writer.write(b"x" * MIB)
     await until(lambda: len(bench.received) >= MIB // 2)
     writer.transport.abort()
     async with asyncio.timeout(10):
-        while bench.front._store._session.connector._acquired:  # the store's side is closed, not left waiting
+        while bench.front._store._session.connector._acquired:  # the connection to the store is closed too
             await asyncio.sleep(0.01)
     assert len(bench.received) <= MIB
     assert "content-length: 10485760" in bench.heads[0].lower()
 
 
-async def test_mismatch_at_the_end_of_a_body_withholds_its_last_piece(bench: Bench) -> None:
+async def test_checksum_mismatch_at_the_end_of_a_body_withholds_its_last_piece(bench: Bench) -> None:
     bench.script = bench.drain
     genuine = b"a" * (2 * MIB)
     payload_hash = hashlib.sha256(genuine).hexdigest()

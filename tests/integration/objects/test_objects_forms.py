@@ -1,4 +1,4 @@
-"""Browser uploads with a real SeaweedFS: forms as boto3 makes them, sent as browsers do."""
+"""Browser uploads with a real SeaweedFS: forms signed by boto3, sent as browsers send them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(params=["s3v4", None], ids=["version 4", "boto3's choice"])
 def s3(request: pytest.FixtureRequest, service: Service) -> Iterator[Any]:
-    client = service.client(signature_version=request.param)  # left alone boto3 signs forms by version 2
+    client = service.client(signature_version=request.param)  # by default boto3 signs forms by version 2
     yield client
     client.close()
 
@@ -58,7 +58,7 @@ def test_a_form_stores_its_file_with_type_and_metadata(service: Service, s3: Any
 
 
 @pytest.mark.parametrize("size", [0, 100_000, 3 * MIB + 17])
-def test_a_file_of_any_size_comes_back(service: Service, s3: Any, size: int) -> None:
+def test_a_file_of_any_size_survives_the_round_trip(service: Service, s3: Any, size: int) -> None:
     content = os.urandom(size)
     key = f"sizes/{size}"
     made = s3.generate_presigned_post(BUCKET, key, Conditions=[["content-length-range", size, size]])
@@ -75,7 +75,7 @@ def test_a_file_of_a_wrong_size_is_not_stored(service: Service, s3: Any, size: i
     assert keys_under(s3, "bounds/") == []
 
 
-def test_the_answer_is_the_one_that_the_form_asks_for(service: Service, s3: Any) -> None:
+def test_the_response_has_the_status_or_redirect_of_the_form(service: Service, s3: Any) -> None:
     for name, value in {"success_action_status": "201", "success_action_redirect": "https://h.example/x?y=1"}.items():
         made = s3.generate_presigned_post(BUCKET, "asked/a", Fields={name: value}, Conditions=[{name: value}])
         answer = post(service, made["fields"], b"hello")
@@ -88,7 +88,7 @@ def test_the_answer_is_the_one_that_the_form_asks_for(service: Service, s3: Any)
             assert answer.headers["location"].startswith(f"{value}&bucket={BUCKET}&key=asked%2Fa&etag=")
 
 
-def test_a_form_reaches_a_bucket_in_the_name_of_the_host(service: Service, s3: Any) -> None:
+def test_a_form_reaches_a_bucket_named_in_the_host(service: Service, s3: Any) -> None:
     made = s3.generate_presigned_post(BUCKET, "hosts/a")
     port = urlsplit(service.http_url).port
     answer = post(service, made["fields"], b"hello", "/", host=f"{BUCKET}.localhost:{port}")
@@ -97,7 +97,7 @@ def test_a_form_reaches_a_bucket_in_the_name_of_the_host(service: Service, s3: A
     assert read(s3, "hosts/a") == b"hello"
 
 
-def test_a_form_that_nobody_signed_is_refused_before_its_file_comes(service: Service) -> None:
+def test_an_unsigned_form_is_refused_before_its_file_is_sent(service: Service) -> None:
     fields = {"key": "strange/a", "policy": "e30=", "AWSAccessKeyId": "CLARYUSER", "signature": "AAAA"}
     head = body_of(fields, b"")[: -len(f"\r\n--{BOUNDARY}--\r\n")]
     connection = http.client.HTTPConnection(urlsplit(service.http_url).netloc, timeout=20)
@@ -106,7 +106,7 @@ def test_a_form_that_nobody_signed_is_refused_before_its_file_comes(service: Ser
         connection.putheader("Content-Type", f"multipart/form-data; boundary={BOUNDARY}")
         connection.putheader("Content-Length", str(5 * 1024**3))
         connection.endheaders(head)
-        response = connection.getresponse()  # although five gigabytes are still to come
+        response = connection.getresponse()  # although five gigabytes have not been sent yet
         assert (response.status, b"SignatureDoesNotMatch" in response.read()) == (403, True)
     finally:
         connection.close()

@@ -1,4 +1,4 @@
-"""The S3 front with a real SeaweedFS behind it: everything that real clients send, over http and https."""
+"""The S3 front with a real SeaweedFS behind it: requests of real clients, over http and https."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def key(request: pytest.FixtureRequest) -> str:
     return f"{hashlib.sha1(request.node.name.encode()).hexdigest()[:12]}/object"
 
 
-def test_object_comes_back_with_metadata_and_type(s3: Any, key: str) -> None:
+def test_object_is_returned_with_metadata_and_type(s3: Any, key: str) -> None:
     s3.put_object(Bucket=BUCKET, Key=key, Body=b"hello", Metadata={"step": "7"}, ContentType="text/plain")
     answer = s3.head_object(Bucket=BUCKET, Key=key)
     assert (answer["ContentLength"], answer["ContentType"], answer["Metadata"]) == (5, "text/plain", {"step": "7"})
@@ -68,7 +68,7 @@ def test_object_comes_back_with_metadata_and_type(s3: Any, key: str) -> None:
     assert read(s3, key) == b"hello"
 
 
-def test_empty_object_comes_back(s3: Any, key: str) -> None:
+def test_empty_object_is_returned(s3: Any, key: str) -> None:
     s3.put_object(Bucket=BUCKET, Key=key, Body=b"")
     assert read(s3, key) == b""
 
@@ -80,13 +80,13 @@ def test_gzip_object_is_stored_as_it_was_sent(s3: Any, key: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 64 * 1024, 64 * 1024 + 1, 3 * MIB + 17])
-def test_streamed_body_of_any_size_comes_back(s3: Any, key: str, size: int) -> None:
+def test_streamed_body_of_any_size_survives_the_round_trip(s3: Any, key: str, size: int) -> None:
     content = os.urandom(size)
     s3.upload_fileobj(io.BytesIO(content), BUCKET, key)
     assert read(s3, key) == content
 
 
-def test_multipart_upload_with_parallel_parts_comes_back(s3: Any, key: str) -> None:
+def test_multipart_upload_with_parallel_parts_survives_the_round_trip(s3: Any, key: str) -> None:
     content = os.urandom(20 * MIB + 5)
     config = TransferConfig(multipart_threshold=8 * MIB, multipart_chunksize=8 * MIB, max_concurrency=4)
     s3.upload_fileobj(io.BytesIO(content), BUCKET, key, Config=config)
@@ -120,7 +120,7 @@ def test_expected_bucket_owner_must_be_the_account(plain: Any, key: str) -> None
     assert read(plain, key) == b"x"
 
 
-@pytest.mark.parametrize("algorithm", ["CRC32", "SHA1", "SHA256"])  # boto3 needs a C library for the others
+@pytest.mark.parametrize("algorithm", ["CRC32", "SHA1", "SHA256"])  # boto3 needs a C library for the other algorithms
 def test_checksum_is_kept_and_verified_on_read(s3: Any, key: str, algorithm: str) -> None:
     s3.put_object(Bucket=BUCKET, Key=key, Body=b"checked" * 50, ChecksumAlgorithm=algorithm)
     answer = s3.get_object(Bucket=BUCKET, Key=key, ChecksumMode="ENABLED")
@@ -131,7 +131,7 @@ def test_checksum_is_kept_and_verified_on_read(s3: Any, key: str, algorithm: str
 
 @pytest.mark.parametrize("checksum", [crc32c, crc64nvme])
 @pytest.mark.parametrize("secure", [False, True])
-def test_trailing_checksum_is_told_back_and_a_wrong_one_refused(
+def test_trailing_checksum_is_returned_and_a_wrong_one_refused(
     service: Service, key: str, checksum: Callable[[bytes], str], *, secure: bool
 ) -> None:
     data = os.urandom(20_000)
@@ -154,7 +154,7 @@ def test_trailing_checksum_is_told_back_and_a_wrong_one_refused(
 
 
 @pytest.mark.parametrize("checksum", [crc32c, crc64nvme])
-def test_checksum_in_a_header_is_told_back_and_a_wrong_one_refused(
+def test_checksum_in_a_header_is_returned_and_a_wrong_one_refused(
     service: Service, key: str, checksum: Callable[[bytes], str]
 ) -> None:
     name, path = f"x-amz-checksum-{checksum.__name__}", f"/{BUCKET}/{key}"
@@ -189,7 +189,7 @@ def test_corrupted_checksum_header_stores_nothing(plain: Any, key: str) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 10, 65536, 200_000])
-def test_signed_chunks_are_taken_apart(service: Service, plain: Any, key: str, size: int) -> None:
+def test_signed_chunks_are_decoded(service: Service, plain: Any, key: str, size: int) -> None:
     data = os.urandom(size)
     assert put_signed_chunks(service, f"/{BUCKET}/{key}", data).status == 200
     assert read(plain, key) == data
@@ -279,7 +279,7 @@ def test_copy_keeps_the_content_of_a_key_with_percent_and_unicode(plain: Any, ke
     assert read(plain, f"{key}/copy") == b"source"
 
 
-def test_delete_objects_deletes_what_it_names(s3: Any, key: str) -> None:
+def test_delete_objects_deletes_the_named_objects(s3: Any, key: str) -> None:
     for name in ("a", "b & <c>", "ü"):
         s3.put_object(Bucket=BUCKET, Key=f"{key}/{name}", Body=b"1")
     answer = s3.delete_objects(
@@ -301,7 +301,7 @@ def test_tags_of_objects(plain: Any, key: str) -> None:
     assert plain.get_object_tagging(Bucket=BUCKET, Key=key)["TagSet"] == [{"Key": "a", "Value": "b"}]
 
 
-def test_buckets_are_made_found_listed_and_removed(s3: Any) -> None:
+def test_buckets_are_created_found_listed_and_removed(s3: Any) -> None:
     name = "made-here"
     with pytest.raises(ClientError) as error:
         s3.head_bucket(Bucket=name)
@@ -323,14 +323,14 @@ def test_buckets_are_made_found_listed_and_removed(s3: Any) -> None:
     s3.delete_bucket(Bucket=name)
 
 
-def test_upload_to_a_missing_bucket_is_refused_and_makes_none(s3: Any) -> None:
+def test_upload_to_a_missing_bucket_is_refused_and_creates_no_bucket(s3: Any) -> None:
     with pytest.raises(ClientError) as error:
         s3.put_object(Bucket="not-there", Key="k", Body=b"x" * 200_000)
     assert refusal(error) == ("NoSuchBucket", 404)
     assert "not-there" not in [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]]
 
 
-def test_bucket_called_like_the_internal_path_is_s3(plain: Any) -> None:
+def test_bucket_named_like_the_internal_path_is_served_by_s3(plain: Any) -> None:
     plain.create_bucket(Bucket="clary")
     plain.put_object(Bucket="clary", Key="v1/health", Body=b"an object")
     with plain.get_object(Bucket="clary", Key="v1/health")["Body"] as body:

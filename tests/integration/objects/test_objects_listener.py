@@ -59,7 +59,7 @@ async def listener() -> AsyncIterator[Listener]:
 
 
 async def exchange(listener: Listener, text: bytes, *, context: ssl.SSLContext | None = None) -> tuple[str, bytes]:
-    """Send bytes and return head and rest of the answer, until the connection is idle or closed."""
+    """Send bytes; return head and body of the response, read until the connection is idle or closed."""
     port = listener.tls_port if context else listener.port
     reader, writer = await asyncio.open_connection(
         "127.0.0.1", port, ssl=context, server_hostname="localhost" if context else None
@@ -106,7 +106,7 @@ def request(method: str, path: str, *headers: str, body: bytes = b"") -> bytes:
         ("GET", "/clary/v1/agents/j/1/algo-1/assignment", ["Authorization: Bearer t"], "clary"),
     ],
 )
-async def test_request_goes_to_the_service_it_is_for(
+async def test_request_is_routed_to_its_service(
     listener: Listener, method: str, path: str, headers: list[str], expected: str
 ) -> None:
     head, body = await exchange(listener, request(method, path, *headers))
@@ -137,11 +137,11 @@ async def test_health_is_answered_without_authentication(listener: Listener) -> 
     assert head.startswith("HTTP/1.1 200")
     health = json.loads(body)
     assert health["status"] == "ok"
-    assert abs(health["now_s"] - time.time()) < 60  # agents measure by it how far their clocks are off
+    assert abs(health["now_s"] - time.time()) < 60  # agents measure the offset of their clocks by it
     assert set(health) == {"now_s", "status", "version"}
 
 
-async def test_announced_oversized_body_is_refused_before_it_comes(listener: Listener) -> None:
+async def test_announced_oversized_body_is_refused_before_it_is_sent(listener: Listener) -> None:
     text = request("POST", "/", "X-Amz-Target: T", f"Content-Length: {LIMIT + 1}")
     head, body = await exchange(listener, text)
     assert head.startswith("HTTP/1.1 413")
@@ -149,7 +149,7 @@ async def test_announced_oversized_body_is_refused_before_it_comes(listener: Lis
     assert str(LIMIT) in json.loads(body)["message"]
 
 
-async def test_unannounced_oversized_body_is_refused_when_it_passes_the_limit(listener: Listener) -> None:
+async def test_unannounced_oversized_body_is_refused_at_the_limit(listener: Listener) -> None:
     chunk = b"400\r\n" + b"x" * 1024 + b"\r\n"
     text = request("POST", "/", "X-Amz-Target: T", "Transfer-Encoding: chunked") + chunk * 12
     head, body = await exchange(listener, text)
@@ -157,19 +157,19 @@ async def test_unannounced_oversized_body_is_refused_when_it_passes_the_limit(li
     assert json.loads(body)["__type"] == "RequestEntityTooLarge"
 
 
-async def test_body_at_the_limit_is_taken(listener: Listener) -> None:
+async def test_body_at_the_limit_is_accepted(listener: Listener) -> None:
     head, body = await exchange(listener, request("POST", "/", "X-Amz-Target: T", body=b"x" * LIMIT))
     assert head.startswith("HTTP/1.1 200")
     assert len(json.loads(body)["body"]) == LIMIT
 
 
-async def test_body_that_never_comes_ends_at_the_deadline(listener: Listener) -> None:
+async def test_request_whose_body_never_arrives_ends_at_the_deadline(listener: Listener) -> None:
     head, body = await exchange(listener, request("POST", "/", "X-Amz-Target: T", "Content-Length: 10") + b"abc")
     assert head.startswith("HTTP/1.1 408")
     assert json.loads(body)["__type"] == "RequestTimeoutException"
 
 
-async def test_waiting_client_is_told_to_send_its_body(listener: Listener) -> None:
+async def test_client_that_expects_100_continue_receives_it(listener: Listener) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
     writer.write(request("POST", "/", "X-Amz-Target: T", "Expect: 100-continue", "Content-Length: 2"))
     async with asyncio.timeout(5):
@@ -191,7 +191,7 @@ async def test_waiting_client_is_told_to_send_its_body(listener: Listener) -> No
         b"GET /" + b"y" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
     ],
 )
-async def test_broken_http_is_refused_and_the_service_lives(listener: Listener, text: bytes) -> None:
+async def test_malformed_http_is_refused_and_the_listener_stays_usable(listener: Listener, text: bytes) -> None:
     head, _ = await exchange(listener, text)
     assert head.startswith(("HTTP/1.1 400", "HTTP/1.0 400"))
     head, _ = await exchange(listener, request("GET", "/clary/v1/health"))
@@ -211,7 +211,7 @@ async def test_defect_in_a_handler_becomes_an_error_with_its_request_id_and_no_d
     assert request_id in caplog.text
 
 
-async def test_taken_port_is_named(listener: Listener) -> None:
+async def test_error_of_a_port_in_use_names_the_port(listener: Listener) -> None:
     second = Listener("127.0.0.1", listener.port, aws_handler=answer_aws, s3_front=FakeFront(), max_body_bytes=1)
     with pytest.raises(EngineError, match=f"can not listen on 127.0.0.1:{listener.port}"):
         await second.start()
@@ -262,7 +262,7 @@ def known_by_token(head: HttpRequest) -> Admission | Refusal:
 
 @pytest.fixture
 async def guarded() -> AsyncIterator[Listener]:
-    """A listener with places for eight connections and a budget of a tenth of a megabyte."""
+    """A listener for at most eight connections, with a budget of a tenth of a megabyte for bodies."""
     listener = Listener(
         "127.0.0.1",
         0,
@@ -279,14 +279,14 @@ async def guarded() -> AsyncIterator[Listener]:
     await listener.close()
 
 
-async def test_no_body_is_asked_for_of_somebody_unknown(guarded: Listener) -> None:
+async def test_unauthenticated_client_gets_no_100_continue(guarded: Listener) -> None:
     announced = request("POST", "/", "X-Amz-Target: T", "Expect: 100-continue", f"Content-Length: {LIMIT * 50}")
     head, _ = await exchange(guarded, announced)
     assert head.startswith("HTTP/1.1 403")
     assert "Connection: close" in head
 
 
-async def test_bodies_beyond_the_budget_are_sent_away_and_come_again(guarded: Listener) -> None:
+async def test_bodies_beyond_the_budget_are_refused_and_accepted_at_a_retry(guarded: Listener) -> None:
     known = ["X-Amz-Target: T", "Authorization: x"]
     reader, writer = await asyncio.open_connection("127.0.0.1", guarded.port)
     writer.write(request("POST", "/", *known, "Content-Length: 165000") + b"x" * 160_000)
@@ -305,7 +305,7 @@ async def test_bodies_beyond_the_budget_are_sent_away_and_come_again(guarded: Li
     assert head.startswith("HTTP/1.1 200")
 
 
-async def test_slow_strangers_make_way_for_the_next_client(guarded: Listener) -> None:
+async def test_slow_unauthenticated_connections_are_evicted_for_the_next_client(guarded: Listener) -> None:
     slow = [await asyncio.open_connection("127.0.0.1", guarded.port) for _ in range(12)]
     for _, writer in slow:
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n")
@@ -317,7 +317,7 @@ async def test_slow_strangers_make_way_for_the_next_client(guarded: Listener) ->
         writer.close()
 
 
-async def test_those_who_are_known_keep_their_places(guarded: Listener) -> None:
+async def test_authenticated_connections_are_not_evicted(guarded: Listener) -> None:
     known = [await asyncio.open_connection("127.0.0.1", guarded.port) for _ in range(4)]
     for _, writer in known:
         writer.write(request("POST", "/", "X-Amz-Target: T", "Authorization: x", "Content-Length: 2"))

@@ -1,4 +1,4 @@
-"""Another user of this machine without a key reaches no object of the embedded store."""
+"""Another user of this machine, without a key, cannot reach any object of the embedded store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STORE = Credentials(access_key_id="CLARYSTORE", secret_access_key="store-secret"
 OTHER_UID = 12345
 SECRET = b"content of somebody's object"
 
-# Runs as another user: asks every port in every way for what it should not get, prints what it got.
+# Runs as another user: sends every kind of unauthorised request to every port, and prints the responses.
 INTRUDER = r"""
 import glob, http.client, json, os, socket, ssl, sys
 ports = json.loads(sys.argv[1])
@@ -52,7 +52,7 @@ for path in glob.glob("/tmp/seaweedfs-*"):
             answers.append(["socket", False, "CONNECT", path, 0, type(error).__name__])
 print(json.dumps(answers))
 """
-REFUSALS = frozenset({0, 400, 401, 403, 404, 405})  # 0: no HTTP answer at all
+REFUSALS = frozenset({0, 400, 401, 403, 404, 405})  # 0: no HTTP response
 
 
 def as_another_user(ports: dict[str, int]) -> list[list[object]]:
@@ -78,7 +78,7 @@ def as_another_user(ports: dict[str, int]) -> list[list[object]]:
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's programs are started by root")
-async def test_another_user_neither_reads_nor_changes_an_object(tmp_path: Path) -> None:
+async def test_another_user_can_neither_read_nor_change_an_object(tmp_path: Path) -> None:
     store = EmbeddedStore(tmp_path, credentials=STORE)
     endpoint = await store.start()
     try:
@@ -96,7 +96,7 @@ async def test_another_user_neither_reads_nor_changes_an_object(tmp_path: Path) 
         await store.stop()
 
 
-async def test_keys_of_the_store_are_its_owners_alone(tmp_path: Path) -> None:
+async def test_only_the_owner_can_read_the_keys_of_the_store(tmp_path: Path) -> None:
     store = EmbeddedStore(tmp_path, credentials=STORE)
     await store.start()
     try:
@@ -110,7 +110,7 @@ async def test_keys_of_the_store_are_its_owners_alone(tmp_path: Path) -> None:
 
 
 async def test_a_store_whose_ports_are_open_is_not_adopted(tmp_path: Path) -> None:
-    """A service of an earlier version left its store running: it is replaced, on the same ports."""
+    """A service of an earlier version has left its store running; the store is replaced, on the same ports."""
     first = EmbeddedStore(tmp_path, credentials=STORE)
     await first.start()
     record_path = tmp_path / "run" / "seaweed.json"

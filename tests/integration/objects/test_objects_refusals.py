@@ -62,7 +62,7 @@ def key(request: pytest.FixtureRequest) -> str:
     return f"{hashlib.sha1(request.node.name.encode()).hexdigest()[:12]}/object"
 
 
-# Who may ask
+# Authentication
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ def test_wrong_keys_are_refused(service: Service, key: str, credentials: Credent
     assert (answer.status, answer.body) == (403, b"")
 
 
-def test_every_job_has_a_key_of_its_own(service: Service, key: str) -> None:
+def test_every_job_has_a_separate_key(service: Service, key: str) -> None:
     client = service.client(credentials=JOB)
     client.put_object(Bucket=BUCKET, Key=key, Body=b"by the job")
     assert read(client, key) == b"by the job"
     client.close()
 
 
-def test_requests_of_another_time_are_refused(service: Service, key: str) -> None:
+def test_requests_signed_at_another_time_are_refused(service: Service, key: str) -> None:
     for offset in (timedelta(minutes=-6), timedelta(minutes=6)):
         answer = send(service, "GET", f"/{BUCKET}/{key}", now=datetime.now(UTC) + offset)
         assert (answer.status, answer.code) == (403, "RequestTimeTooSkewed")
@@ -177,7 +177,7 @@ def fetch(url: str, *, method: str = "GET", body: bytes | None = None, cafile: s
 def test_presigned_urls_read_and_write_until_they_expire(
     service: Service, key: str, version: str | None, *, secure: bool
 ) -> None:
-    config = {"signature_version": version} if version else {}  # boto3 makes version 2 unless it is told otherwise
+    config = {"signature_version": version} if version else {}  # boto3 signs by version 2 by default
     client = service.client(secure=secure, **config)
     cafile = service.authority if secure else None
     name = {"Bucket": BUCKET, "Key": f"{key} ü+"}
@@ -200,14 +200,14 @@ def test_presigned_urls_read_and_write_until_they_expire(
     client.close()
 
 
-# Keys and buckets that make no sense
+# Invalid keys and buckets
 
 
 @pytest.mark.parametrize(
     "name",
     ["%2F", "x%2Fy", "ü/ñ", "sp ace", "plus+", "q?", "h#", "*", '"', "'", "<&>", "a=b&c", "\n", "\x01", "e\u0301"],
 )
-def test_odd_keys_work_exactly(plain: Any, key: str, name: str) -> None:
+def test_unusual_keys_are_stored_under_exactly_their_names(plain: Any, key: str, name: str) -> None:
     full = f"{key}/{name}"
     plain.put_object(Bucket=BUCKET, Key=full, Body=name.encode())
     assert keys_under(plain, key) == [full]
@@ -267,7 +267,7 @@ def test_folder_marker_works_when_empty_and_is_refused_with_content(plain: Any, 
     assert refusal(error) == ("InvalidArgument", 400)
 
 
-def test_folder_that_nobody_stored_does_not_exist(plain: Any, key: str) -> None:
+def test_folder_without_a_stored_marker_does_not_exist(plain: Any, key: str) -> None:
     plain.put_object(Bucket=BUCKET, Key=f"{key}/d/x", Body=b"1")
     with pytest.raises(ClientError) as error:
         plain.head_object(Bucket=BUCKET, Key=f"{key}/d/")
@@ -312,13 +312,13 @@ def test_every_answer_has_a_request_id(service: Service, key: str) -> None:
         assert answer.headers["x-amz-request-id"]
 
 
-def test_refusal_comes_before_a_body_that_waits_for_leave(service: Service, key: str) -> None:
+def test_refusal_is_sent_before_the_body_of_a_client_that_expects_100_continue(service: Service, key: str) -> None:
     headers = {"host": urlsplit(service.http_url).netloc, "expect": "100-continue", "content-length": str(MIB)}
     with contextlib.closing(http.client.HTTPConnection(headers["host"], timeout=10)) as connection:
         connection.putrequest("PUT", f"/{BUCKET}/{key}", skip_host=True, skip_accept_encoding=True)
         for name, value in headers.items():
             connection.putheader(name, value)
-        connection.endheaders()  # nothing of the body is sent
+        connection.endheaders()  # no byte of the body is sent
         with connection.getresponse() as response:
             assert response.status == 403
             assert b"AccessDenied" in response.read()

@@ -59,7 +59,7 @@ def test_an_operation_on_a_subresource_leaves_object_and_bucket_as_they_are(
     assert LEFT not in answers[0].body, "the object was told for its subresource"
 
 
-def test_what_is_not_implemented_says_so(service: Service, s3: Any) -> None:
+def test_unimplemented_subresources_are_refused_as_not_implemented(service: Service, s3: Any) -> None:
     answer = send(service, "DELETE", f"/{EMPTY}?website")
     assert (answer.status, answer.code) == (501, "NotImplemented")
     assert b"DELETE of a bucket with ?website is not implemented by the embedded object store" in answer.body

@@ -1,4 +1,4 @@
-"""S3's facts on objects by a real client and a real SeaweedFS: requested encryption, checksums, regions."""
+"""Facts about objects that S3 returns, by a real client and a real SeaweedFS: encryption, checksums, regions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def looked_at(s3: Any, key: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("asked", [{}, {"ServerSideEncryption": "AES256"}, {"ServerSideEncryption": "aws:kms"}, KMS])
-def test_encryption_that_is_asked_for_is_told_back(s3: Any, key: str, asked: dict[str, str]) -> None:
+def test_requested_encryption_is_returned(s3: Any, key: str, asked: dict[str, str]) -> None:
     expected = asked or {"ServerSideEncryption": "AES256"}
     answer = s3.put_object(Bucket=BUCKET, Key=key, Body=b"code", Metadata={"step": "7"}, **asked)
     assert told(answer) == expected
@@ -55,7 +55,7 @@ def test_encryption_that_is_asked_for_is_told_back(s3: Any, key: str, asked: dic
     assert read(s3, key) == b"code"
 
 
-def test_encryption_of_an_upload_in_parts_is_told_back(s3: Any, key: str) -> None:
+def test_encryption_of_a_multipart_upload_is_returned(s3: Any, key: str) -> None:
     upload = s3.create_multipart_upload(Bucket=BUCKET, Key=key, Metadata={"step": "7"}, **KMS)
     assert told(upload) == KMS
     part = s3.upload_part(Bucket=BUCKET, Key=key, UploadId=upload["UploadId"], PartNumber=1, Body=b"part")
@@ -89,13 +89,13 @@ def test_a_copy_has_the_encryption_that_its_request_names(s3: Any, key: str) -> 
         ({"Metadata": {"clary-encryption": "aws:kms  0"}}, "InvalidArgument"),
     ],
 )
-def test_encryption_that_s3_does_not_know_is_refused(s3: Any, key: str, asked: dict[str, Any], code: str) -> None:
+def test_unknown_encryption_is_refused(s3: Any, key: str, asked: dict[str, Any], code: str) -> None:
     with pytest.raises(ClientError) as error:
         s3.put_object(Bucket=BUCKET, Key=key, Body=b"x", **asked)
     assert refusal(error) == (code, 400)
 
 
-def test_a_bucket_has_the_encryption_that_aws_gives_to_all(s3: Any) -> None:
+def test_a_bucket_has_the_default_encryption_of_aws(s3: Any) -> None:
     rule = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}, "BucketKeyEnabled": False}
     s3.put_bucket_encryption(Bucket=BUCKET, ServerSideEncryptionConfiguration={"Rules": [rule]})
     s3.delete_bucket_encryption(Bucket=BUCKET)
@@ -110,14 +110,14 @@ def test_a_bucket_has_the_encryption_that_aws_gives_to_all(s3: Any) -> None:
     assert refusal(error) == ("NotImplemented", 501)
 
 
-def test_boto3_is_led_from_another_region_to_ours(service: Service, s3: Any, key: str) -> None:
+def test_boto3_is_redirected_from_another_region_to_the_services(service: Service, s3: Any, key: str) -> None:
     s3.put_object(Bucket=BUCKET, Key=key, Body=b"x")
     other = service.client(region="eu-central-1")
     with pytest.raises(ClientError) as error:
         other.list_buckets()
     assert refusal(error) == ("AuthorizationHeaderMalformed", 400)
     assert error.value.response["Error"]["Region"] == REGION
-    # botocore reads the region from the refusal, of a HEAD from its header, and signs again.
+    # botocore reads the region from the error, or from the header of a HEAD's error, and signs again.
     assert read(other, key) == b"x"
     other.close()
     other = service.client(region="eu-central-1")
@@ -126,9 +126,9 @@ def test_boto3_is_led_from_another_region_to_ours(service: Service, s3: Any, key
     assert s3.head_bucket(Bucket=BUCKET)["BucketRegion"] == REGION
 
 
-def test_buckets_lie_in_our_region_and_in_no_other(service: Service, s3: Any) -> None:
+def test_buckets_are_only_in_the_services_region(service: Service, s3: Any) -> None:
     assert s3.get_bucket_location(Bucket=BUCKET)["LocationConstraint"] == REGION
-    unknowing = service.client(region="us-east-1")  # as minio's client asks before anything else
+    unknowing = service.client(region="us-east-1")  # the first request of minio's client
     assert unknowing.get_bucket_location(Bucket=BUCKET)["LocationConstraint"] == REGION
     unknowing.close()
     s3.create_bucket(Bucket="in-ours", CreateBucketConfiguration={"LocationConstraint": REGION})
@@ -142,7 +142,7 @@ def test_buckets_lie_in_our_region_and_in_no_other(service: Service, s3: Any) ->
     assert refusal(error)[1] == 404
 
 
-def test_attributes_tell_checksums_and_parts(s3: Any, key: str) -> None:
+def test_object_attributes_return_checksums_and_parts(s3: Any, key: str) -> None:
     wanted = ["Checksum", "ObjectParts", "ObjectSize", "ETag"]
     s3.put_object(Bucket=BUCKET, Key=key, Body=b"x", ChecksumAlgorithm="SHA256")
     found = s3.get_object_attributes(Bucket=BUCKET, Key=key, ObjectAttributes=wanted)

@@ -1,4 +1,4 @@
-"""Programs of gangs whose rank `doomed` fails in the way that `kind` names, while its peers hold connections to it."""
+"""Programs of several ranks: rank `doomed` fails as `kind` says, while its peers hold connections to it."""
 
 _FAIL = """
 import os, signal, socket, sys, threading, time
@@ -83,7 +83,7 @@ for step in range(1_000_000):
     world.allreduce(step)
 """
 )
-# An object store of the program's own choice that nobody serves.
+# The address of an object store chosen by the program, at which no server listens.
 STORE = """
 import boto3
 from botocore.config import Config

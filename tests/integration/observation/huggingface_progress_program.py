@@ -1,4 +1,4 @@
-"""A training with transformers' Trainer that says nothing of Clary: its progress is to be seen all the same."""
+"""A training with transformers' Trainer that does not mention Clary; Clary must still show its progress."""
 
 import time
 
@@ -25,7 +25,7 @@ class Line(torch.nn.Module):
 
 
 class Slow(TrainerCallback):
-    """Steps take long enough for the reports, of which there is one in five seconds."""
+    """Slows steps down, so that there is time for reports, which are sent every five seconds."""
 
     def on_step_begin(self, *_args, **_options):
         time.sleep(0.8)

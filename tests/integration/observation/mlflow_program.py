@@ -1,4 +1,4 @@
-"""A training that tells MLflow how it goes, as scripts do: nothing in it knows where it runs."""
+"""A training that logs to MLflow as usual scripts do; it contains no setting for Clary."""
 
 import mlflow
 

@@ -1,4 +1,4 @@
-"""MLflow's own OTLP endpoint over a database of its own, and the schema that it reads by; run by SDK v3's environment.
+"""Program that serves MLflow's OTLP endpoint on its own database; run by SDK v3's environment.
 
 Its one argument is a folder. Prints the port that it listens on, then answers each line of JSON with one: `check` reads
 a body by OpenTelemetry's description of an export, strictly, and gives it back; `trace` gives the spans that are kept.
@@ -27,11 +27,11 @@ from mlflow.server.handlers import _get_tracking_store  # noqa: E402
 from mlflow.server.otel_api import otel_router  # noqa: E402
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest  # noqa: E402
 
-IDS = ("traceId", "spanId", "parentSpanId")  # hex in OTLP, base64 in protobuf's own JSON
+IDS = ("traceId", "spanId", "parentSpanId")  # hexadecimal in OTLP, base64 in protobuf's JSON
 
 
 def with_ids(body, change):
-    """Return a body whose identifiers are written otherwise."""
+    """Return a body with its identifiers converted to another encoding."""
     body = json.loads(json.dumps(body))
     for resource in body["resourceSpans"]:
         for scope in resource["scopeSpans"]:
@@ -41,7 +41,7 @@ def with_ids(body, change):
 
 
 def check(body):
-    """Return a body as it is once it has been read; an error if it has members that the schema lacks."""
+    """Parse a body strictly by the schema and return it; a member that the schema lacks is an error."""
     given = with_ids(body, lambda text: base64.b64encode(bytes.fromhex(text)).decode())
     message = ParseDict(given, ExportTraceServiceRequest())
     again = ExportTraceServiceRequest.FromString(message.SerializeToString())
@@ -51,7 +51,7 @@ def check(body):
 
 
 def trace(trace_id):
-    """Return the spans of a trace as MLflow keeps them."""
+    """Return the spans of a trace as MLflow has stored them."""
     return [
         {
             "name": span.name,

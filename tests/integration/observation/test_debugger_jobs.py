@@ -1,4 +1,4 @@
-"""Saved tensors and rules over them in real jobs whose scripts know nothing of it."""
+"""Saved tensors, and rules that evaluate them, in real jobs whose scripts contain no debugger."""
 
 import json
 import re
@@ -83,7 +83,7 @@ def rule(name, invoke=None, **parameters):
 
 
 def gate(name):
-    """Return variables of a job that waits for an object; the whole address opens the place to the job's key."""
+    """Return variables of a job that waits for an object; the full S3 address lets the job's key read it."""
     return {"GO": f"rules/{name}/go", "GATE": f"s3://{BUCKET}/rules/{name}/go"}
 
 
@@ -120,7 +120,7 @@ def keys_below(aws, prefix):
 
 
 @pytest.mark.long
-def test_rules_judge_a_good_training_each_on_its_own_and_none_fails_it(service, aws):
+def test_each_rule_evaluates_a_good_training_separately_and_none_fails_it(service, aws):
     name = unique("good-run")
     source = put(aws, f"rules/{name}/my_rules.py", RULES_FILE)
     rules = [
@@ -162,7 +162,7 @@ def test_rules_judge_a_good_training_each_on_its_own_and_none_fails_it(service, 
     assert [item["status"] for item in page["rules"]][:3] == ["NoIssuesFound"] * 3
 
 
-def test_a_rule_that_fires_stops_its_own_job_and_says_why(service, aws):
+def test_a_rule_that_fires_stops_its_job_with_the_reason(service, aws):
     name = unique("exploding")
     rules = [rule("ExplodingTensor", action_json=STOP % name), rule("VanishingGradient")]
     request = debugged(aws, name, rules, rate="1e6", steps="10000", pause="0.02")
@@ -203,7 +203,7 @@ def test_sdk_v2_gets_the_summary_of_its_rules_and_smdebug_the_losses(client_runs
 
 
 @pytest.mark.long
-def test_rules_see_the_workers_of_all_hosts_and_a_laptop_reads_them_meanwhile(service, aws, monkeypatch):
+def test_rules_see_the_workers_of_all_hosts_and_a_client_reads_them_meanwhile(service, aws, monkeypatch):
     name = unique("two-hosts")
     source = put(aws, f"rules/{name}/both.py", BOTH_FILE)
     script = SCRIPT.replace("manual_seed(0)", "manual_seed(int(os.environ['CURRENT_HOST'][-1]))")

@@ -1,4 +1,4 @@
-"""A training that tells W&B how it goes, as scripts do: nothing in it knows where it runs."""
+"""A training that logs to W&B as usual scripts do; it contains no setting for Clary."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""An interpreter that is newer looks like Python 3.10 from the moment on that something of Clary is imported.
+"""Makes a newer interpreter look like Python 3.10 from the first import of a module of Clary on.
 
-Read by the interpreter at its start, where this folder is on PYTHONPATH. Who imports a module of the standard library
-from then on gets a copy without what came with Python 3.11 or later; the modules themselves, which use some of it, stay
-as they are. torch has been imported by then, for the version that is there. In a true Python 3.10 nothing is done.
+The interpreter reads this file at its start if the folder is on PYTHONPATH. Later imports of a standard module get a
+copy without the names added in Python 3.11 or later. The modules themselves, which use some of these names, stay
+unchanged. torch has been imported before, for the real version. In a real Python 3.10 this file does nothing.
 """
 
 import importlib
@@ -32,16 +32,16 @@ NEWER = {
 NEWER_BUILTINS = ("BaseExceptionGroup", "ExceptionGroup")
 NEWER_OF_SYS = ("activate_stack_trampoline", "exception", "monitoring")
 NEWER_MODULES = ("tomllib", "wsgiref.types")
-# Imported before, as they are written for the version that is there.
+# Modules imported before the change, because they are written for the real version.
 USERS = (
     *("asyncio", "http.client", "pstats", "ssl", "tempfile", "traceback", "unittest.mock", "urllib.request", "uuid"),
 )
-USERS_OF_TORCH = ("torch._dynamo",)  # it reads bytecode
+USERS_OF_TORCH = ("torch._dynamo",)  # it parses bytecode
 OURS = ("clary", "clary_autoload", "clary_cuda_on_cpu", "clary_rehearsal", "smdebug", "smdistributed")
 
 
 class FirstOfOurs:
-    """Stands first among the finders until something of Clary is looked for; finds nothing."""
+    """First finder of `sys.meta_path` until a module of Clary is imported; it finds no module itself."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -55,7 +55,7 @@ def become_older():
         importlib.import_module(name)
     builtins = importlib.import_module("builtins")
     for name in NEWER_BUILTINS:
-        for module in list(sys.modules.values()):  # who may look it up while it runs keeps it
+        for module in list(sys.modules.values()):  # loaded modules keep the name, which they may look up later
             if type(module) is ModuleType and module is not builtins:
                 vars(module).setdefault(name, getattr(builtins, name))
         delattr(builtins, name)
