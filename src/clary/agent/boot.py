@@ -175,7 +175,7 @@ def admission(
     """Return the service's answer to this host and the folder of the agent's code; repeat an outdated request.
 
     Args:
-        service: to ask.
+        service: client of the service.
         options: of the command line: tag, index and proof.
         report: of this node.
         folder: of this host.
@@ -195,7 +195,7 @@ def enrol(service: Service, options: argparse.Namespace, own: dict[str, Any], fo
     """Poll the service until the gang is complete; return its answer. The bundle is fetched meanwhile.
 
     Args:
-        service: to ask.
+        service: client of the service.
         options: of the command line: tag, index and proof.
         own: `claim` and `report` of this boot.
         folder: of this host.

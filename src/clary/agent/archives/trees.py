@@ -9,7 +9,7 @@ Rules, in the order in which they apply to an entry:
 - A symbolic link that stays inside its source is kept; an absolute link becomes relative.
 - A link that leads elsewhere in the job's own `/opt/ml` is replaced by its target: `model/best -> ../checkpoints/7`
   is a common way to choose a model, and the link alone would lose it.
-- Any other link (outside, dangling, in circles) is kept as it is, with a note: reading through it would let a program
+- Any other link (outside, dangling, cyclic) is kept unchanged, with a note: a read through it would let a program
   take files of this machine that it cannot see itself. `follow_links`, for stores that have no links, reads through
   every link with a permitted target and skips the other links with a note.
 - A folder that the program saw at a path of `mounts` is read instead of the entry that lies at that path.

@@ -73,8 +73,8 @@ def mirrored_places(plan: LaunchPlan, tree: MlTree, host_folder: Path) -> tuple[
 
     Args:
         plan: of the attempt.
-        tree: of this host, as the agent sees it; holds the places below `/opt/ml`.
-        host_folder: of this host; holds the folders that namespaces show elsewhere.
+        tree: `/opt/ml` of this host in the agent's view; contains the folders below `/opt/ml`.
+        host_folder: of this host; contains the folders that are bind-mounted at other paths.
     """
     places = []
     for number, mirror in enumerate(plan.mirrors):

@@ -1,4 +1,4 @@
-"""`upload_results`: upload of a host's results, as its role asks.
+"""`upload_results`: upload of a host's results, according to the host's role.
 
 Where: the supervisor carries out an upload order with this after the program has exited or was stopped; a job is
 Completed only after the leader's call has returned.

@@ -47,7 +47,7 @@ class ArchiveSink:
         self._tar.add(member)
 
     def finish(self) -> None:
-        """Complete the archive and the object, then ask the store for its size."""
+        """Complete the archive and the object, then verify the object's size in the store."""
         self._tar.close()
         self._gzip.close()
         self._object.close()

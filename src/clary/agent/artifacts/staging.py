@@ -98,7 +98,7 @@ def stage_results(
         host: name of the host; part of the archive's name.
         tree: of the host, as the agent sees it.
         store: where the job's output goes.
-        notes: called for entries that are not archived as they are.
+        notes: called for entries that are skipped or changed in the archive.
         mounts: as for `result_sources`.
     Raises: AgentError, ObjectStoreError; then no object was written.
     """

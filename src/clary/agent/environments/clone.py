@@ -32,7 +32,7 @@ def clone_environment(facts: InterpreterFacts, folder: Path, *, shares_files: bo
 
     Args:
         shares_files: whether files are hard links; else their content is copied.
-    State after failure: `folder` holds a part of the copy and is to be deleted.
+    State after failure: `folder` has an incomplete copy and must be deleted.
     Raises: AgentError if venv fails; OSError, for example for a full disk.
     """
     _make_venv(facts, folder)

@@ -1,7 +1,7 @@
 """The user's code: its transfer from `sagemaker_submit_directory` to `/opt/ml/code`, and its entry point.
 
 Where: the supervisor calls `prepare_code` while channels are fetched, but after the channel returned by `code_channel`,
-if any. Code that comes as a channel of its own (SDK v3, ContainerEntrypoint) needs no such preparation.
+if any. Code in a channel of its own (SDK v3, ContainerEntrypoint) needs no such preparation.
 Source: sagemaker-training 5.1.4, `entry_point.install`, `files.download_and_extract`.
 """
 
@@ -69,7 +69,7 @@ def prepare_code(plan: LaunchPlan, store: ObjectSource, tree: MlTree) -> CodeFac
     """Put the user's code into `tree.code` and find the entry point in it.
 
     Args:
-        plan: names the code and the entry point; without a source the folder stays as it is.
+        plan: names the code and the entry point; without a source the folder stays unchanged.
         store: read if the code lies in S3.
         tree: of the host, as the agent sees it.
     State after failure: unpacked files stay in the folder; a repeated call overwrites them.

@@ -29,7 +29,7 @@ def compiled_folder(tree: MlTree) -> Path:
 
 
 def wants_compiler(plan: LaunchPlan) -> bool:
-    """Whether the job asks for compiled models."""
+    """Whether the job requests compiled models."""
     return hps.is_enabled(plan.hyperparameters, hps.COMPILER_ENABLED)
 
 

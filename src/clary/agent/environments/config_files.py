@@ -132,7 +132,7 @@ def write_tree(plan: LaunchPlan, host: HostPlan, tree: MlTree) -> None:
         plan: of the attempt.
         host: of the tree.
         tree: in the agent's view; its root is created if missing.
-    State after failure: written files stay; the next call writes the rest.
+    State after failure: written files stay; the next call writes the other files.
     Raises: OSError, for example for a full disk.
     """
     inside = inside_tree(plan, tree)

@@ -11,7 +11,7 @@ are kept in `<cache>/environments/<hash>` for later jobs whose installation has 
 [Note: copies are built in place]
 Programs of an environment name their interpreter by path, so a copy is built at its final path and becomes valid by its
 marker. If hosts have overlays, only the agent writes into the copy, so a killed agent's host that is still ending
-cannot disturb the next builder. A copy without the marker comes from a failure and is deleted.
+cannot disturb the next builder. A copy without the marker was left by a failure and is deleted.
 
 [Note: what the agent does with a finished copy]
 An untrusted build may have written any file of the copy. So outside of hosts, the agent starts no program, follows no

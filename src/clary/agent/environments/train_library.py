@@ -56,7 +56,7 @@ def write_train_library(tree: MlTree, *, package_folder: Path = PACKAGE_FOLDER) 
     Args:
         package_folder: of the installed `clary`, as the program sees it.
 
-    State after failure: written files stay; the next call writes the rest.
+    State after failure: written files stay; the next call writes the other files.
     Raises: OSError, for example for a full disk.
     """
     links = {f"clary/{wing}": package_folder / wing for wing in _WINGS}

@@ -54,7 +54,7 @@ class Listener:
     """Answers the peers of one host; counts their datagrams by name and queues their numbers for the sum.
 
     Args:
-        names: of all hosts, in the job's order, as every host has them.
+        names: of all hosts, in the job's order, which is the same on every host.
         host: this host.
         port: TCP and UDP.
         interface: the interface that receives and sends datagrams.

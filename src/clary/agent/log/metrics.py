@@ -1,8 +1,8 @@
 """Metric definitions of a job, applied to its log lines.
 
-Where: before lines are sent, `MetricFinder.find` adds their metric values. Group 1 of a definition's regular expression
-is the value; values that are no finite numbers are ignored. Matching runs in a separate process (`metric_matching`),
-because a regular expression cannot be stopped from another thread.
+Where: `log_batches` passes every line through `MetricFinder.find`, which adds the line's metric values. Group 1 of a
+definition's regular expression is the value; values that are no finite numbers are ignored. Matching runs in a separate
+process (`metric_matching`), because a regular expression cannot be stopped from another thread.
 Source: AlgorithmSpecification.MetricDefinitions (AWS API reference).
 """
 

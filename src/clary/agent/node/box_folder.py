@@ -2,7 +2,7 @@
 
 Where: `installation` fills it, `daemon` and `keeper` use it. Only its owner may enter it.
 
-    config.json   ca.pem token the service that the daemon asks, and the daemon's credentials; the token has mode 0600
+    config.json   ca.pem token the service that the daemon polls, and the daemon's credentials; the token has mode 0600
     node-DIGEST.pyz                     the daemon
     lock                                locked by the running daemon, contains its process
     leases/LEASE/...                    see `lease_files`

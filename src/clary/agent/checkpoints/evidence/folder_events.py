@@ -8,7 +8,7 @@ watch exists: files that no process has open were closed before the scan. A fold
 new watches, and every file below it counts as renamed too.
 
 [Note: no watch] The kernel bounds watches (fs.inotify.max_user_watches) and queues (max_user_instances). Files in an
-unwatched folder have no history, and are judged by the processes that have them open; the log says so once. If a
+unwatched folder have no history, and are judged by the processes that have them open; the log reports this once. If a
 queue overflows, all histories are dropped.
 """
 

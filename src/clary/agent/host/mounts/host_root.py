@@ -225,7 +225,7 @@ class _HostRoot:
 
 
 def _make_only_this_read_only(folder: str) -> None:
-    """Make one mount read-only and leave the mounts inside it as they are."""
+    """Make one mount read-only and leave its submounts unchanged."""
     flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
     if os.path.ismount(folder):
         kernel.mount("none", folder, flags=flags)
