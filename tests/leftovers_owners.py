@@ -38,12 +38,12 @@ class Owners:
 
     def __init__(self):
         self._kept = {}  # fixture definition -> Kept
-        self._fixture_of = {}  # key of a thing -> name of the fixture that made it, also when that is over
+        self._fixture_of = {}  # key of a thing -> name of the fixture that made it, even after the fixture's end
         self._homes = set()
         self._attempts = {}  # mark -> folder
         self._begun_during = {}  # folder of an attempt -> test
         self._cgroup_attempts = {}  # name of a cgroup -> folder of the attempt, None if only its processes are known
-        self._users = {}  # segment of shared memory -> words on the last of our processes seen to use it
+        self._users = {}  # segment of shared memory -> description of the last of our processes seen to use it
         self._excuses = {}  # text in a command line -> why it may be there
         self.sockets = set()  # paths at which processes of ours have listened
 

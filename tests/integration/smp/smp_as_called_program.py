@@ -237,7 +237,7 @@ def test_older_scripts_reach_the_model_past_layers_around_it(rank, size):
     assert type(copy.deepcopy(model.module)) is Language
 
 
-def test_states_of_torchs_kinds_are_taken_by_the_name_of_local_ones(rank, size):
+def test_sm_state_dict_type_accepts_torchs_state_dict_types(rank, size):
     smp.shutdown()
     tsm.init({})
     plain = make(SharedPerceptron)

@@ -342,7 +342,7 @@ def test_smp_save_writes_one_file_a_rank(rank, size):
     assert smp.load(os.path.join(folder, "object.pt")) == {"rank": rank}
 
 
-def test_half_precision_trains_and_skips_what_overflows(rank, size):
+def test_half_precision_training_skips_steps_that_overflow(rank, size):
     for degrees in ({"partitions": 2}, {"ddp": True}):
         start(fp16=True, microbatches=2, **degrees)
         model = smp.DistributedModel(make(SharedPerceptron))

@@ -212,7 +212,7 @@ def test_a_fused_optimizer_is_given_unscaled_gradients(rank, size):
         torch.testing.assert_close(states[1][name], value)
 
 
-def test_a_scaler_beside_fp16_is_refused(rank, size):
+def test_a_grad_scaler_with_fp16_is_refused(rank, size):
     start(fp16=True, ddp=True)
     model = smp.DistributedModel(make(SharedPerceptron))
     optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))

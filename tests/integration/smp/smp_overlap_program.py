@@ -130,7 +130,7 @@ def test_gradients_computed_after_their_bucket_was_sent_are_not_lost(rank, size)
     assert sum(found) > 0, "the model was to call its layer more often than before, while buckets were on their way"
 
 
-def test_hooks_of_ddp_take_the_place_of_the_sum(rank, size):
+def test_ddp_comm_hooks_replace_the_sum(rank, size):
     calls = []
 
     def counted(state, bucket):
@@ -249,7 +249,7 @@ def test_a_step_without_a_backward_pass_on_any_replica_changes_nothing(rank, siz
     assert_alike_everywhere(model)
 
 
-def test_one_replica_alone_may_evaluate(rank, size):
+def test_a_single_replica_may_evaluate(rank, size):
     start(**config(size))
     model, optimizer = wrapped(SharedPerceptron)
     for number in range(3):

@@ -34,7 +34,7 @@ from clary.train.parallel.fsdp.experts.layer import MoELayer
 from clary.train.parallel.fsdp.experts.spreading import spread_experts
 
 
-def test_tokens_mixed_over_ranks_come_back_to_their_places(rank, size):
+def test_tokens_shuffled_over_ranks_return_to_their_positions(rank, size):
     for config in (
         MoEConfig(moe_load_balancing="none", global_token_shuffle=True),
         MoEConfig(moe_load_balancing="none", global_token_shuffle=True, moe_all_to_all_dispatcher=False),

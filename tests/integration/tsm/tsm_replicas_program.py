@@ -50,7 +50,7 @@ def test_full_states_of_replicas_resume_bit_for_bit(rank, size):
     state.reset()
 
 
-def test_slices_in_replicas_saved_while_training_goes_on(rank, size):
+def test_slices_in_replicas_are_saved_while_training_continues(rank, size):
     check_resume(1, ["neox"], is_later=True)
 
 

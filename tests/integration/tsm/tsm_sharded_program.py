@@ -153,7 +153,7 @@ def test_slices_of_one_rank_each_resume_bit_for_bit(rank, size):
     check_resume(0, ["neox"], tensor=4)
 
 
-def test_slices_saved_while_training_goes_on(rank, size):
+def test_slices_are_saved_while_training_continues(rank, size):
     check_resume(0, ["llama tied"], is_later=True)
 
 

@@ -129,7 +129,7 @@ def check_parity(degree, rank, size, **options):
     return strategy, num_ranks
 
 
-def test_degree_0_leaves_fsdp_as_it_was_asked_for(rank, size):
+def test_degree_0_leaves_the_requested_sharding_of_fsdp(rank, size):
     strategy, num_ranks = check_parity(0, rank, size, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)
     assert (strategy, num_ranks) == (ShardingStrategy.SHARD_GRAD_OP, size)
 
@@ -144,7 +144,7 @@ def test_degree_2_cuts_over_pairs(rank, size):
     assert (strategy, num_ranks) == (ShardingStrategy.HYBRID_SHARD, 2)
 
 
-def test_degree_2_keeps_zero2_where_it_was_asked_for(rank, size):
+def test_degree_2_keeps_zero2_if_requested(rank, size):
     strategy, num_ranks = check_parity(2, rank, size, sharding_strategy=ShardingStrategy._HYBRID_SHARD_ZERO2)
     assert (strategy, num_ranks) == (ShardingStrategy._HYBRID_SHARD_ZERO2, 2)
 

@@ -60,7 +60,7 @@ def archive(**members):
     return written.getvalue()
 
 
-def test_the_report_is_what_the_contract_says(tmp_path):
+def test_the_report_matches_the_contract(tmp_path):
     plain = boot.node_report(FakeService(200, b""), str(tmp_path))
     report = from_plain(NodeReport, plain)
     assert report.num_cpus == len(os.sched_getaffinity(0))

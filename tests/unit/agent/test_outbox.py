@@ -51,7 +51,7 @@ def test_a_stretch_holds_one_item_however_heavy_and_others_within_both_bounds():
     assert outbox.oldest(max_items=1, weight_of=int, max_weight=5).items == (1,)
 
 
-def test_items_that_are_given_up_are_counted_and_acknowledged_ones_are_not():
+def test_dropped_items_are_counted_and_acknowledged_items_are_not():
     outbox = outbox_of(10)
     outbox.acknowledge(3)
     outbox.give_up(5)

@@ -26,7 +26,7 @@ def test_evenly_spaced_ranks_are_one_span(ranks, text):
 
 
 @given(st.sets(st.integers(min_value=0, max_value=5000), max_size=60))
-def test_ranks_come_back_from_their_text(ranks):
+def test_ranks_survive_conversion_to_text_and_back(ranks):
     assert ranks_of(rank_text(ranks)) == tuple(sorted(ranks))
 
 

@@ -177,7 +177,7 @@ def test_a_list_is_printed_as_table_or_json(monkeypatch, capsys):
     assert "\x1b" not in said
 
 
-def test_verify_asks_until_the_run_has_ended_and_passes_host_and_set_on(monkeypatch, capsys):
+def test_verify_polls_until_the_run_has_ended_and_passes_host_and_set(monkeypatch, capsys):
     unfinished = report(set_report(is_done=False), is_done=False, is_whole=False)
     code, fake = command(
         monkeypatch, [unfinished, unfinished, report(set_report())], "verify", "demo", "--host", "algo-1", "--set", "12"

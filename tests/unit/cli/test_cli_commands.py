@@ -248,7 +248,7 @@ def test_a_full_page_without_a_wanted_line_does_not_end_the_log(home, monkeypatc
     assert fake.asked[0][2] == {"host": "algo-1", "rank": "0"}
 
 
-def test_without_follow_a_log_that_grows_ends_with_what_there_is(home, monkeypatch, capsys):
+def test_without_follow_a_growing_log_ends_with_its_present_lines(home, monkeypatch, capsys):
     assert len(run_logs(monkeypatch, [page(("algo-1", 1)), page(("algo-1", 2))]).asked) == 1
     assert printed(capsys) == ["algo-1 at 1"]
 
@@ -276,7 +276,7 @@ def test_lines_begin_with_their_local_time_if_requested(home, two_hours_east, mo
     assert moment_ms(shown) == moment_ms(shown.removesuffix("+02:00")) == 3_723_004, "what is shown can be asked for"
 
 
-def test_follow_until_a_time_ends_when_no_line_before_it_can_come_any_more(home, monkeypatch, capsys):
+def test_follow_until_a_time_ends_when_no_earlier_line_can_arrive(home, monkeypatch, capsys):
     pages = [page(("algo-1", 1)), page(), page(("algo-1", 2))]
     moments = iter([100.0, 160.5, 161.0])
     monkeypatch.setattr("clary.cli.logs.time", SimpleNamespace(time=lambda: next(moments), sleep=lambda _: None))

@@ -40,7 +40,7 @@ def test_the_cause_is_shown_with_location_verdict_and_advice():
     assert lines[4] == "  retry     will not help as it stands"
 
 
-def test_a_failure_that_may_pass_by_itself_says_that_a_retry_can_help():
+def test_a_transient_failure_says_that_a_retry_can_help():
     text = why(facts(cause=cause(rank=None, verdict="host", is_retryable=True)))
     assert "  where     algo-2\n" in text
     assert "  retry     can help: nothing of the job has to change\n" in text
@@ -52,7 +52,7 @@ def test_a_failure_of_no_host_is_the_services_and_an_old_one_has_no_verdict():
     assert "  verdict   unknown\n" in text
 
 
-def test_a_job_without_failure_says_so():
+def test_a_job_without_a_failure_shows_none():
     lines = why(facts(status="Completed", secondary_status="Completed", state="Completed")).splitlines()
     assert lines[:2] == ["job  Completed (Completed)", "  failure   none"]
 

@@ -42,7 +42,7 @@ def test_one_host_has_a_line_a_part_and_its_goodput():
     ]
 
 
-def test_several_hosts_have_a_column_each_and_what_ended_early_is_counted():
+def test_several_hosts_have_a_column_each_and_early_ends_are_counted():
     hosts = [
         {"name": "algo-1", "seconds": {"productive": 120.0}},
         {"name": "algo-2", "seconds": {"productive": 90.0, "idle_waiting": 25.0, "lost_to_restart": 5.0}},

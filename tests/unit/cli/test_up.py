@@ -55,7 +55,7 @@ def test_a_missing_torch_is_reported_each_time_with_the_command_to_install_it(sa
 
 
 @pytest.mark.parametrize(("engine", "told"), [("local", ""), ("boxes", "with engine local, not boxes")])
-def test_a_service_that_runs_is_not_taken_for_one_with_another_engine(tmp_path, monkeypatch, engine, told):
+def test_up_with_another_engine_than_the_running_services_is_an_error(tmp_path, monkeypatch, engine, told):
     monkeypatch.setenv("CLARY_HOME", str(tmp_path))
     monkeypatch.setenv("CLARY_ENGINE", "local")  # variables that the command sets must not outlive the test
     monkeypatch.setattr(up, "why_default_fails", lambda settings, probe: "")

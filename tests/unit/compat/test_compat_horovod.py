@@ -26,7 +26,7 @@ def test_ours_is_found_where_there_is_no_other():
     )
 
 
-def test_an_installed_horovod_takes_the_place_of_ours(tmp_path):
+def test_an_installed_horovod_takes_precedence_over_ours(tmp_path):
     package = tmp_path / "horovod"
     package.mkdir()
     (package / "__init__.py").write_text("__version__ = 'theirs'\n")

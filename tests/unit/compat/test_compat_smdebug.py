@@ -67,7 +67,7 @@ def imported_version(*places: Path) -> str:
     return done.stdout.strip()
 
 
-def test_aws_own_takes_the_place_of_ours(tmp_path: Path) -> None:
+def test_aws_own_smdebug_takes_precedence_over_ours(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     ours.mkdir()
     (ours / "smdebug").symlink_to(COMPAT / "smdebug")

@@ -100,7 +100,7 @@ def content(data: bytes, name: str) -> bytes:
 
 @pytest.fixture
 def ml(tmp_path):
-    """A job's /opt/ml, with a secret of the machine beside it."""
+    """Return a job's /opt/ml, with a secret file of the machine next to it."""
     (tmp_path / "secret").write_text("secret of the machine")
     home = tmp_path / "ml"
     for folder in ("model/sub", "checkpoints/7", "output/data"):
@@ -199,7 +199,7 @@ def test_link_to_outside_through_another_link_is_not_read(ml):
     assert "leak" in facts.notes[0]
 
 
-def test_links_that_lead_back_into_themselves_end(ml):
+def test_links_that_form_a_cycle_do_not_loop_forever(ml):
     (ml / "model/up").symlink_to("..")
     (ml / "model/round").symlink_to("round")
     data, facts = archive_of(ml / "model", home=ml, follow_links=True)
@@ -344,14 +344,14 @@ def test_links_lead_to_the_programs_mounts_and_not_to_folders_in_their_place(
     assert {name: content for name, content in found.items() if name.startswith("link")} == expected
 
 
-def test_a_model_folder_that_is_a_link_to_a_channel_holds_what_the_channel_holds(ml, mounts):
+def test_a_model_folder_that_links_to_a_channel_is_archived_with_its_files(ml, mounts):
     (ml / "model").rename(ml / "former")
     (ml / "model").symlink_to("/opt/ml/input/data/train")
     data, _ = archive_of(ml / "model", home=ml, mounts=mounts)
     assert set(listing(data)) == {"words", "sub", "sub/more"}
 
 
-def test_has_members_tells_empty_trees_from_others(ml):
+def test_has_members_is_false_only_for_empty_trees(ml):
     assert has_members([TreeSource(root=ml / "model", home=ml)])
     assert not has_members([TreeSource(root=ml / "output/data", home=ml)])
     assert not has_members([TreeSource(root=ml / "missing", home=ml)])

@@ -63,7 +63,7 @@ def refusal(data: bytes, tmp_path: Path, **limits: float) -> str:
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_files_folders_links_and_modes_come_out_as_they_went_in(tmp_path, compress):
+def test_files_folders_links_and_modes_survive_an_archive(tmp_path, compress):
     data = (
         ArchiveBuilder()
         .entry("./", tarfile.DIRTYPE)
@@ -162,7 +162,7 @@ def test_file_through_a_symbolic_link_of_the_archive_is_refused(tmp_path):
         assert "door" in refusal(data, tmp_path)
 
 
-def test_link_after_what_was_written_below_its_name_is_refused(tmp_path):
+def test_link_in_place_of_a_folder_with_extracted_members_is_refused(tmp_path):
     refusal(ArchiveBuilder().file("door/x").link("door", "elsewhere").bytes(), tmp_path)
     refusal(ArchiveBuilder().link("door/y", "x").link("door", "elsewhere").bytes(), tmp_path)
 
@@ -187,7 +187,7 @@ def test_hard_links_to_anything_but_an_earlier_file_are_refused(tmp_path, target
     refusal(ArchiveBuilder().entry("sub", tarfile.DIRTYPE).entry("h", tarfile.LNKTYPE, target).bytes(), tmp_path)
 
 
-def test_hard_link_through_a_link_that_stands_in_the_folder_is_refused(tmp_path):
+def test_hard_link_through_an_existing_link_in_the_folder_is_refused(tmp_path):
     (tmp_path / "secret").write_text("secret")
     folder = tmp_path / "code"
     folder.mkdir()
@@ -247,7 +247,7 @@ def test_negative_size_is_refused(tmp_path):
     assert "negative" in refusal(bytes(header) + bytes(1024), tmp_path)
 
 
-def test_sparse_member_is_refused_with_the_way_out(tmp_path):
+def test_sparse_member_is_refused_with_the_remedy(tmp_path):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         info = tarfile.TarInfo("s")

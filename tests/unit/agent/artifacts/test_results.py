@@ -117,7 +117,7 @@ def test_empty_model_is_still_an_archive_and_empty_output_is_none(one):
     assert one.keys() == [MODEL]
 
 
-def test_failure_file_goes_into_the_output_beside_the_data(one):
+def test_failure_file_is_added_to_the_output_data(one):
     one.write("algo-1", "output/failure", "Traceback " * 500)
     one.write("algo-1", "output/data/log.txt", "log")
     one.lead()

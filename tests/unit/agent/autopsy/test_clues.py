@@ -28,7 +28,7 @@ def put(folder, name, **record):
     (folder / name).write_text(json.dumps(record))
 
 
-def test_records_are_read_with_rank_time_and_words(tmp_path):
+def test_records_are_read_with_rank_time_and_message(tmp_path):
     put(tmp_path / "run/errors", "2-77.json", rank=2, at=1_767_225_600.5, text="ValueError: x")
     put(tmp_path / "run/errors", "program-78.json", rank=None, at=1_767_225_601, text="SystemExit: exit code 3")
     first, second = read_records(tmp_path, ("run", "errors"))
@@ -65,7 +65,7 @@ def test_records_that_make_no_sense_are_left_out(tmp_path, content):
     "step", ["opt", "opt/ml", "opt/ml/.clary", "opt/ml/.clary/errors", "opt/ml/.clary/errors/a.json"]
 )
 @pytest.mark.parametrize("is_absolute", [True, False])
-def test_no_link_is_followed_whichever_step_it_takes_the_place_of(tmp_path, monkeypatch, step, is_absolute):
+def test_no_link_is_followed_in_any_part_of_the_path_to_records(tmp_path, monkeypatch, step, is_absolute):
     """A program owns the folders above its records, and may replace any of them by a link to folders of the machine."""
     looked_at = []
     scan_folder = os.scandir
@@ -110,7 +110,7 @@ def test_an_exception_is_found_below_its_traceback():
     assert found == {3: ("ValueError: no", 3)}
 
 
-def test_lines_that_carry_their_rank_are_told_apart():
+def test_exceptions_in_lines_with_rank_prefixes_are_separated_by_rank():
     found = scan(
         "[rank1]: Traceback (most recent call last):",
         "[1,0]<stderr>:Traceback (most recent call last):",

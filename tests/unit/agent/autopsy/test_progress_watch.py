@@ -90,7 +90,7 @@ def test_a_program_that_resumes_is_reported_too(start):
     watched.close()
 
 
-def test_counters_hold_what_children_did_and_evidence_names_their_state(start):
+def test_counters_include_child_processes_and_evidence_names_their_state(start):
     pid = start("import os, time\nos.write(1, b'')\nx = open('/dev/null', 'wb').write(b'x' * 300000)\ntime.sleep(60)")
     for _ in range(200):
         if read_counters(pid).io_bytes >= 300_000:

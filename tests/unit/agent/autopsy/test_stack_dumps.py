@@ -56,7 +56,7 @@ def test_each_request_is_answered_once_and_older_ones_not_at_all(dumps_of):
     }
 
 
-def test_processes_below_the_first_one_are_looked_at(dumps_of):
+def test_descendants_of_the_first_process_are_dumped(dumps_of):
     sent = []
     dumps = dumps_of(sent.append)
     process = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True)

@@ -25,7 +25,7 @@ def parsed(*threads, pid=7):
     return stacks.parse_stacks(json.dumps(threads).encode(), pid=pid)
 
 
-def test_calls_come_from_the_innermost_outwards_with_file_and_line():
+def test_calls_are_ordered_from_the_innermost_outwards_with_file_and_line():
     (found,) = parsed(thread(("inner", "train.py", 3), ("<module>", "train.py", 9)))
     assert found.is_main
     assert found.frames == (

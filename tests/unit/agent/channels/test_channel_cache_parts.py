@@ -220,7 +220,7 @@ def test_without_a_bound_nothing_is_kept(machine, store):
     assert not machine.root.exists()
 
 
-def test_a_channel_beyond_the_bound_is_fetched_directly_and_says_why(machine, store):
+def test_a_channel_beyond_the_size_limit_is_fetched_directly_with_a_note(machine, store):
     fill(store, "data/a", size=2000)
     facts, num_read = machine.fetch(cache=machine.cache(limit_bytes=1000))
     assert (facts.snapshot, num_read) == (None, 1)

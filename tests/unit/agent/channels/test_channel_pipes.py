@@ -151,7 +151,7 @@ def test_object_that_cannot_be_read_is_not_taken_for_the_end_of_data(store, tmp_
     assert not reader.is_alive()
 
 
-def test_stop_ends_a_feeder_that_nobody_reads_or_that_is_stuck(store, tmp_path):
+def test_stop_ends_a_feeder_without_a_reader_and_a_stuck_feeder(store, tmp_path):
     started = time.monotonic()
     with feeding(store, tmp_path):
         pass

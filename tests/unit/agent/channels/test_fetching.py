@@ -72,7 +72,7 @@ def test_key_of_an_object_is_that_object_alone_under_its_base_name(store, tree):
     assert files(tree) == {"train.csv": b"at data/train.csv"}
 
 
-def test_prefix_that_ends_within_a_name_takes_what_follows_with_a_note(store, tree):
+def test_prefix_that_ends_within_a_name_matches_longer_names_with_a_note(store, tree):
     fill(store, "in/train/x", "in/train_extra/y")
     facts = fetch(make_channel("s3://b/in/train"), store, tree)
     assert set(files(tree)) == {"x", "_extra/y"}
@@ -100,7 +100,7 @@ def test_double_slashes_count_as_one(store, tree):
     assert set(files(tree)) == {"a/b"}
 
 
-def test_no_objects_is_an_error_in_the_services_words(store, tree):
+def test_no_objects_is_an_error_with_the_real_services_message(store, tree):
     fill(store, "other/x", "data/only-a-folder/")
     message = refusal(make_channel("s3://b/data"), store, tree)
     assert message.startswith('No S3 objects found under S3 URL "s3://b/data" given in input data source. ')
@@ -220,7 +220,7 @@ def test_shards_share_out_every_object_exactly_once(keys, num_hosts, seed, epoch
         assert all(list(shard) == sorted(shard, key=lambda item: item.key) for shard in shards)
 
 
-def test_replicated_channels_come_whole_to_every_host():
+def test_replicated_channels_are_fetched_whole_by_every_host():
     selection = selection_of(["a", "b", "c"])
     assert selection.shard(make_channel(), host_index=2, num_hosts=3) == selection.objects
 
@@ -306,7 +306,7 @@ def test_fetching_twice_gives_the_same_files(store, tree):
     assert files(tree) == {"x": b"new", "d/y": b"at data/d/y"}
 
 
-def test_failing_object_stops_the_rest_and_leaves_no_half_files(store, tree):
+def test_failing_object_stops_other_downloads_and_leaves_no_partial_files(store, tree):
     fill(store, *(f"data/{number:04}" for number in range(500)))
     store.fail_on.add(("GET", "data/0000"))
     with pytest.raises(ObjectStoreError, match="told to fail"):
@@ -325,7 +325,7 @@ def test_channel_larger_than_the_disk_is_refused_before_anything_is_written(stor
     assert files(tree) == {}
 
 
-def test_disk_that_fills_up_on_the_way_says_so(store, tree, monkeypatch):
+def test_disk_that_fills_up_during_the_fetch_is_reported(store, tree, monkeypatch):
     store.put_bytes("b", "data/x.gz", gzip.compress(b"x" * 10, mtime=0))
 
     class FullDisk:

@@ -212,7 +212,7 @@ def test_files_that_a_taken_group_leaves_out_are_named_unless_they_are_logs(
     assert (choice.whole, choice.noise, choice.left_out) == ({TOP}, {TOP: {name}}, named)
 
 
-def test_a_group_that_was_taken_without_something_is_taken_again_once_it_lacks_nothing(folder: Watched) -> None:
+def test_an_incompletely_taken_group_is_taken_again_once_it_is_complete(folder: Watched) -> None:
     folder.take(left_out=frozenset({"x/"}), x__a=1, x__b=1)
     folder.look(x__a=1, x__b=1)
     folder.now_s += 2.0
@@ -274,7 +274,7 @@ def test_new_names_at_every_look_end_in_files_one_by_one(folder: Watched) -> Non
     assert choice.waiting == {}
 
 
-def test_a_file_that_is_replaced_again_and_again_is_taken_as_it_was(folder: Watched) -> None:
+def test_a_file_that_is_replaced_repeatedly_is_taken_in_a_former_version(folder: Watched) -> None:
     tags = iter(range(10, 1000))
     folder.sizes["last"] = MIDDLE
     folder.take(last=1, config=1)

@@ -164,7 +164,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_a_decision_follows_from_what_was_seen(case: str) -> None:
+def test_a_decision_follows_from_the_observations(case: str) -> None:
     observation, deaths, end, outcome, evidence = TABLE[case]
     decision = judge(observation, deaths, now_s=NOW_S, least_rest_s=LEAST_S, end=end)
     found = TORN if decision.is_torn else BLOCKS if decision.is_blocking else WHOLE if decision.is_whole else WAITS

@@ -128,7 +128,7 @@ def test_files_that_are_stored_one_by_one_are_no_whole_set_until_all_are_at_rest
     assert (last.left_out, is_whole(last.evidence_counts)) == ((), True)
 
 
-def test_a_set_of_an_earlier_release_does_not_say_what_it_lacks(host: MirroredFolder, store) -> None:
+def test_a_set_of_an_earlier_release_does_not_record_lacking_files(host: MirroredFolder, store) -> None:
     host.write("ck-1/a", "1")
     host.write("top", "1")
     host.round()

@@ -127,7 +127,7 @@ def test_a_file_that_was_moved_elsewhere_is_not_stored_under_its_old_name(host: 
     assert restored(host, store) == {"last.pt": "step 2"}
 
 
-def test_a_file_that_is_gone_is_not_stored_though_it_was_kept_open(host: MirroredFolder, store) -> None:
+def test_a_deleted_file_is_not_stored_though_it_was_kept_open(host: MirroredFolder, store) -> None:
     keep_replacing(host, "last.pt", "step 0")
     put(host, "last.pt", "step 1")
     host.pair_of_looks(lambda: (host.path / "last.pt").unlink())

@@ -76,7 +76,7 @@ def test_an_empty_prefix_is_no_error(store, tmp_path: Path) -> None:
     assert (tmp_path / "in").is_dir()
 
 
-def test_mode_and_time_links_and_empty_folders_come_back(store, tmp_path: Path) -> None:
+def test_modes_times_links_and_empty_folders_are_restored(store, tmp_path: Path) -> None:
     host = MirroredFolder(tmp_path, store)
     host.write("bin/run.sh", "#!/bin/sh\n")
     (host.path / "bin/run.sh").chmod(0o750)

@@ -90,7 +90,7 @@ def test_folder_with_setup_py_is_a_package(tmp_path: Path) -> None:
     assert facts.package_folder == tmp_path / "code"
 
 
-def test_missing_entry_point_names_it_and_what_the_archive_holds(tmp_path: Path) -> None:
+def test_a_missing_entry_point_is_named_with_the_content_of_the_archive(tmp_path: Path) -> None:
     store = FakeStore({"b/k": archive({"main.py": "", "lib/util.py": ""})})
     with pytest.raises(
         AgentError, match=r"'train.py', which is not in s3://b/k: it holds main.py, lib/util.py"
@@ -114,7 +114,7 @@ def test_names_that_leave_the_code_folder_are_refused(tmp_path: Path, program: s
     assert info.value.fault is Fault.USER
 
 
-def test_program_without_source_says_so(tmp_path: Path) -> None:
+def test_a_program_without_source_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(AgentError, match="sagemaker_submit_directory is not set"):
         prepare_code(plan_of("train.py", None), FakeStore(), MlTree(tmp_path))
 

@@ -52,7 +52,7 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def test_a_job_of_the_same_program_finds_what_an_earlier_one_has_compiled(tmp_path: Path, cache: Path) -> None:
+def test_a_job_of_the_same_program_gets_the_compiled_code_of_an_earlier_job(tmp_path: Path, cache: Path) -> None:
     first = Job(tmp_path / "1", plan_in(cache))
     assert "none is kept" in first.compiled.summaries[0]
     first.write("ab/kernel.so").chmod(0o4755)

@@ -40,7 +40,7 @@ def test_hosts_are_sorted_as_text_and_groups_keep_their_order(tmp_path: Path) ->
     assert document["instance_groups"][1]["hosts"][:3] == ["algo-10", "algo-11", "algo-3"]
 
 
-def test_hyperparameters_come_back_byte_exact_in_both_dialects(tmp_path: Path) -> None:
+def test_hyperparameters_are_written_byte_exact_in_both_dialects(tmp_path: Path) -> None:
     values = {"z": '"a\\nb"', "a": 'it\'s "raw"\n\t\u4e2d\U0001f600', "n": "1e3", "half": "\ud800", "e": ""}
     plan = make_plan(hyperparameters=values)
     write_tree(plan, plan.hosts[0], MlTree(tmp_path))

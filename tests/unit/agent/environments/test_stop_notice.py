@@ -36,7 +36,7 @@ def test_the_notice_holds_the_reason_and_the_deadline(tree: MlTree) -> None:
     assert [entry.name for entry in run_folder(tree).iterdir()] == [path.name]
 
 
-def test_a_later_notice_takes_the_place_of_an_earlier_one(tree: MlTree) -> None:
+def test_a_later_notice_replaces_an_earlier_one(tree: MlTree) -> None:
     write_stop_notice(tree, reason="first", grace_s=120.0, clock=FakeClock(NOW))
     with stop_notice_path(tree).open() as reader:
         write_stop_notice(tree, reason="second", grace_s=1.0, clock=FakeClock(NOW))

@@ -32,7 +32,7 @@ def exited(index, *, code=None, signal=None, at=0.0, doomed=False):
     return {"kind": "exited", "index": index, "code": code, "signal": signal, "at": at, "doomed": doomed}
 
 
-def test_exits_carry_what_the_processes_were_and_what_was_reported():
+def test_exits_hold_the_processes_and_their_reports():
     record = record_of(2)
     record.apply(exited(1, code=3, at=5.0), sender=99)
     (end,) = record.exits_in_order()

@@ -117,7 +117,7 @@ def test_packages_and_commands_are_started_as_the_toolkit_starts_them() -> None:
     assert argv == ("/bin/bash", "-c", 'exec "$0" "$@"', "./run.sh", "-a", "b c")
 
 
-def test_torch_distributed_gives_every_rank_what_torchrun_gives() -> None:
+def test_torch_distributed_gives_every_rank_the_variables_of_torchrun() -> None:
     context = context_of(TORCH, num_hosts=2, processes=2, host="algo-2")
     launcher = select(context)
     first, second = launcher.build(context)
@@ -224,7 +224,7 @@ def test_accelerate_stays_on_the_cpu_where_a_host_of_smddp_has_no_gpu() -> None:
     assert seen(hosts=make_hosts(gpu_indices=(0,))) == [None, None]
 
 
-def test_mpi_without_open_mpi_starts_ranks_itself_and_says_so() -> None:
+def test_mpi_without_open_mpi_starts_ranks_itself_with_a_note() -> None:
     options = {"sagemaker_mpi_custom_mpi_options": '"-x FOO=bar -mca btl_tcp_links 2"'}
     context = context_of({**MPI, **options}, num_hosts=2, processes=2, host="algo-2")
     launcher = select(context)
@@ -323,7 +323,7 @@ def test_parameter_server_writes_tf_config_and_starts_a_server_beside_the_worker
 
 
 @pytest.mark.parametrize("image", ["1.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:2.8.0-gpu-py312", "my-torch"])
-def test_parameter_server_has_no_effect_with_pytorch_and_says_so(image: str) -> None:
+def test_parameter_server_has_no_effect_with_pytorch_and_gets_a_note(image: str) -> None:
     context = context_of({"sagemaker_parameter_server_enabled": "true"}, num_hosts=2, environment=environment_of(image))
     launcher = select(context)
     (process,) = launcher.build(context)

@@ -114,7 +114,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("text", ENDS.values(), ids=ENDS.keys())
-def test_every_end_has_pythons_exit_code_and_words(folder: Path, text: str) -> None:
+def test_every_kind_of_end_has_pythons_exit_code_and_message(folder: Path, text: str) -> None:
     plain = run(folder, text, shim=False)
     ours = run(folder, text)
     assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)

@@ -58,7 +58,7 @@ def test_a_rank_that_clarys_launcher_started_keeps_its_variables() -> None:
     assert variables_of("smddprun", **own) == {**own, "SMDATAPARALLEL_LOCAL_RANK": "0"}
 
 
-def test_a_program_alone_is_a_world_of_one() -> None:
+def test_a_program_without_mpirun_has_world_size_1() -> None:
     seen = variables_of("smddprun")
     assert (seen["RANK"], seen["WORLD_SIZE"], seen["LOCAL_RANK"]) == ("0", "1", "0")
 

@@ -89,7 +89,7 @@ def test_sentences_of_the_agent_always_pass(spool: LogSpool) -> None:
     assert texts(spool) == ["clary: word"] * 50
 
 
-def test_colours_stay_or_go_by_the_rules(spool: LogSpool) -> None:
+def test_colours_are_kept_or_removed_by_the_setting(spool: LogSpool) -> None:
     for codes in (AnsiCodes.KEEP, AnsiCodes.STRIP):
         intake = LogIntake(spool, clock=FakeClock(), rules=LogRules(ansi=codes))
         intake.on_output("process", b"\x1b[31mred\x1b[0m\n")

@@ -52,7 +52,7 @@ def test_a_blank_line_with_a_carriage_return_stays_a_blank_line() -> None:
     assert lines_of(b"\r", b"\n") == [" "]
 
 
-def test_invalid_utf8_stays_readable_and_nul_goes() -> None:
+def test_invalid_utf8_stays_readable_and_nul_is_removed() -> None:
     assert lines_of(b"a\xff\xfe\0b\xc3\n") == ["a\\xff\\xfeb\\xc3"]
 
 

@@ -24,7 +24,7 @@ def read_all(spool: LogSpool, first: int = 0) -> list[str]:
     return [line for block in blocks for line in block.lines()]
 
 
-def test_lines_come_back_in_order_across_files(spool: LogSpool, tmp_path: Path) -> None:
+def test_lines_are_read_in_order_across_files(spool: LogSpool, tmp_path: Path) -> None:
     texts = [f"line {number}" for number in range(200)]
     for text in texts:
         spool.append([text], rank=3)
@@ -65,7 +65,7 @@ def test_lines_that_are_not_stored_yet_can_be_read_again(spool: LogSpool) -> Non
     assert read_all(spool, 99) == texts[99:]
 
 
-def test_files_go_when_all_their_lines_are_stored(spool: LogSpool, tmp_path: Path) -> None:
+def test_files_are_deleted_when_all_their_lines_are_stored(spool: LogSpool, tmp_path: Path) -> None:
     for number in range(200):
         spool.append([f"line {number}"])
     read_all(spool)
@@ -111,9 +111,7 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pwrite", pwrite_on_full_disk)
 
 
-def test_a_full_disk_loses_lines_and_the_log_says_so_where_they_are_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_loses_lines_and_the_log_marks_the_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock()
     spool = LogSpool(tmp_path / "spool", clock=clock, memory_bytes=0)
     spool.append(["before"])
@@ -230,7 +228,7 @@ def test_a_full_spool_accepts_the_agents_own_lines(tmp_path: Path) -> None:
     spool.close()
 
 
-def test_a_closed_spool_leaves_no_file_and_takes_no_line(tmp_path: Path) -> None:
+def test_a_closed_spool_leaves_no_file_and_accepts_no_line(tmp_path: Path) -> None:
     spool = LogSpool(tmp_path / "spool")
     spool.append(["text"])
     spool.close()

@@ -67,7 +67,7 @@ def hang(taker: Taker, buffer: OutputBuffer) -> None:
     assert taker.has_arrived.wait(PATIENCE_S)
 
 
-def test_output_and_sentences_come_in_the_order_in_which_they_were_put_in(buffer_of, taker: Taker) -> None:
+def test_output_and_sentences_keep_the_order_of_their_arrival(buffer_of, taker: Taker) -> None:
     buffer = buffer_of()
     buffer.put("a", b"one ")
     buffer.put("a", b"line\n")

@@ -91,7 +91,7 @@ def test_a_cgroup_of_version_2_has_all_numbers(version_2):
     counters.close()
 
 
-def test_processor_time_that_version_1_counts_for_the_agent_is_not_taken_for_the_hosts(version_1):
+def test_version_1_processor_time_of_the_agents_cgroup_is_not_the_hosts(version_1):
     counters = find_host_cgroup(HOST_PID, version_1[1])
     assert counters is not None
     assert counters.read(looks_closely=True) == expected(None)
@@ -126,7 +126,7 @@ def test_a_host_that_shares_the_agents_cgroup_has_none(version_2):
     assert find_host_cgroup(HOST_PID, tree) is None
 
 
-def test_a_process_that_is_gone_has_none():
+def test_an_ended_process_has_no_cgroup():
     assert find_host_cgroup(2**22 + 1) is None
 
 

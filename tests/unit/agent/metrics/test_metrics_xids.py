@@ -96,7 +96,7 @@ def test_a_driver_that_floods_the_log_costs_no_memory(open_log, kernel):
     assert len(xids.errors()) == 16
 
 
-def test_nvidia_smi_says_where_a_gpu_is_where_proc_does_not(kernel, tmp_path):
+def test_nvidia_smi_gives_the_bus_of_a_gpu_if_proc_does_not(kernel, tmp_path):
     xids = XidLog((0,), clock=SystemClock(), kernel_log=str(kernel), gpus_folder=str(tmp_path / "none"))
     add(kernel, xid("0000:65:00", 119))
     xids.look()
@@ -125,7 +125,7 @@ def may_use_kernel_log():
         return False
 
 
-def test_the_kernels_own_log_is_read_and_what_programs_write_there_is_not_believed(tmp_path):
+def test_the_kernels_own_messages_are_read_and_those_of_programs_ignored(tmp_path):
     if not may_use_kernel_log():
         pytest.skip("needs root: writes to the kernel's log")
     (tmp_path / "beef:1f:1f.0").mkdir()

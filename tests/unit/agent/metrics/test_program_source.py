@@ -106,7 +106,7 @@ def used_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_what_a_rank_computes_is_what_the_kernel_counts_for_it(start, source_of):
+def test_the_processor_time_of_a_rank_matches_the_kernels_count(start, source_of):
     first_pid = start(("0", SPIN), ("1", SLEEP))
     source = source_of(first_pid)
     read_until(source, lambda values: "rank-0/cpu_percent" in values and "rank-1/cpu_percent" in values)
@@ -160,7 +160,7 @@ def test_short_lived_processes_make_no_rate_negative_or_absurd(start, source_of)
     assert sum(seen) / len(seen) < 150, "one process computes at a time"
 
 
-def test_what_a_rank_writes_to_the_disk_is_counted(start, source_of, tmp_path):
+def test_bytes_that_a_rank_writes_to_the_disk_are_counted(start, source_of, tmp_path):
     writes = (
         f"import os\nwith open({str(tmp_path / 'data')!r}, 'wb') as file:\n  file.write(bytes(20_000_000))\n{SLEEP}"
     )

@@ -55,7 +55,7 @@ def test_a_daemon_is_a_unit_where_the_user_has_a_systemd(systemd, folder):
 
 
 @pytest.mark.parametrize("answers", [{"--property=Version": None}, {"--property=Version": ""}])
-def test_a_daemon_has_a_session_of_its_own_elsewhere(systemd, folder, answers):
+def test_without_a_users_systemd_a_daemon_gets_a_session_of_its_own(systemd, folder, answers):
     systemd.answers = answers
     start_daemon(folder, folder.archive("d"), "box1")
     assert systemd.started == [[sys.executable, "-I", "-S", str(folder.archive("d")), "run", str(folder.root)]]

@@ -137,5 +137,5 @@ def test_ports_that_users_have_chosen_for_the_store_count_too():
 
 
 @pytest.mark.parametrize("written", ["", "0", "x", "99999", "-1", "7777.5"])
-def test_what_is_no_port_is_left_out(written):
+def test_invalid_ports_are_ignored(written):
     assert place_of(plan_of(user_environment={"CLARY_COLLECTIVE_PORT": written})).ports == {PORT, JAX_PORT}

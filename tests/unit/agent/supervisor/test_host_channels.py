@@ -178,7 +178,7 @@ def test_links_in_results_find_the_channel_after_the_program_and_the_tree_stays_
 
 @pytest.mark.parametrize("renamed", ["input/data", "input"])
 @pytest.mark.parametrize("place", ["link", "link above", "folder", "nothing"])
-def test_nothing_is_written_through_what_a_program_puts_in_a_channels_place(make_host, store, tmp_path, renamed, place):
+def test_nothing_is_written_through_a_link_in_place_of_a_channel(make_host, store, tmp_path, renamed, place):
     host, tree = make_host()
     fetch(host, store)
     elsewhere = tmp_path / "elsewhere"

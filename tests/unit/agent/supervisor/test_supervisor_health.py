@@ -330,7 +330,7 @@ def test_where_sick_hosts_are_replaced_all_findings_are_awaited(with_peer):
     assert doctor.is_ended
 
 
-def test_a_program_that_ends_before_the_rest_is_measured_leaves_it_as_not_checked(with_peer):
+def test_measurements_cut_short_by_the_programs_end_count_as_not_checked(with_peer):
     health, doctor, board, log, check = with_peer(HealthAction.WARN)
     doctor.ports.put(PortReading())
     check.join(DEADLINE_S)

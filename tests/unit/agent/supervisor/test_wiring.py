@@ -94,7 +94,7 @@ def test_programs_see_nothing_of_the_service_or_of_other_hosts_of_their_node(
     assert hidden_folder(make_plan(work_folder=work_folder)) == (None if hidden is None else Path(hidden))
 
 
-def test_the_failure_file_is_cut_to_what_a_failure_reason_holds(steps_of) -> None:
+def test_the_failure_file_is_cut_to_the_length_of_a_failure_reason(steps_of) -> None:
     steps = steps_of()
     steps.build_tree()
     assert steps.failure_file() is None
@@ -244,7 +244,7 @@ def test_code_that_brings_a_key_of_wandb_is_not_put_offline(steps_of, secrets: b
     ("num_hosts", "isolation", "num_notes"),
     [(2, Isolation.NAMESPACES, 1), (1, Isolation.NAMESPACES, 0), (2, Isolation.PROCESSES, 0)],
 )
-def test_hosts_that_cannot_have_ssh_say_why(steps_of, num_hosts: int, isolation: Isolation, num_notes: int) -> None:
+def test_hosts_without_ssh_note_the_reason(steps_of, num_hosts: int, isolation: Isolation, num_notes: int) -> None:
     own = {f"algo-{number}": "/proc/1/ns/net" for number in (1, 2)}
     network = replace(make_plan().network, user_namespace_path="/proc/1/ns/user", namespace_paths=own)
     steps = steps_of(hosts=make_hosts(num_hosts), isolation=isolation, network=network)
@@ -253,7 +253,7 @@ def test_hosts_that_cannot_have_ssh_say_why(steps_of, num_hosts: int, isolation:
     assert all("without root" in note for note in steps.notes)
 
 
-def test_hosts_on_the_network_of_their_nodes_say_that_they_have_no_ssh(steps_of) -> None:
+def test_hosts_on_the_network_of_their_nodes_note_that_they_have_no_ssh(steps_of) -> None:
     steps = steps_of(hosts=make_hosts(2), isolation=Isolation.NAMESPACES)
     assert steps._ssh("/opt/ml/home") == ()
     (note,) = steps.notes

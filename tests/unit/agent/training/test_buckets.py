@@ -18,7 +18,7 @@ def kept(rows, **ends):
     return json.loads(buckets_text(rows, **ends), parse_constant=pytest.fail)
 
 
-def test_few_buckets_stay_as_they_are_and_empty_ones_go():
+def test_few_buckets_are_unchanged_and_empty_buckets_are_removed():
     assert kept([(0.0, 1.0, 5.0), (1.0, 2.0, 0.0), (2.0, 4.0, 7.5)]) == [[0, 1, 5], [2, 4, 7.5]]
     assert kept([]) == []
     assert kept([(0.0, 1.0, 0.0)]) == []

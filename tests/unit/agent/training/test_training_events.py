@@ -177,7 +177,7 @@ def test_a_record_that_is_too_large_is_skipped_without_being_read():
 @given(
     st.lists(st.tuples(st.text(min_size=1, max_size=20), st.floats(width=32, allow_nan=False, allow_infinity=False)))
 )
-def test_whatever_scalars_are_written_come_back(pairs):
+def test_scalars_survive_writing_and_reading(pairs):
     pairs = [(name.replace("\0", "_"), number) for name, number in pairs if name.isprintable()]
     data = b"".join(record(event(scalar(name, number), step=step)) for step, (name, number) in enumerate(pairs))
     found = [one for item in split_records(data, offset=0).records for one in read(item.data)]

@@ -117,7 +117,7 @@ def test_pictures_that_are_not_kept_are_reported_once(tmp_path, reading, notes):
     assert "PNG, JPEG and GIF of up to 256 KiB" in note
 
 
-def test_a_record_that_is_no_event_costs_itself_alone(tmp_path, reading, notes):
+def test_a_record_that_is_no_event_is_skipped_alone(tmp_path, reading, notes):
     put(tmp_path, EVENTS, record(b"\xff\xff\xff") + loss(2.0, 2))
     assert seen(reading) == [("loss", 2.0, 2)]
     assert len(notes) == 1
@@ -190,7 +190,7 @@ def test_findings_are_numbered_and_bounded(tmp_path):
     assert (small.first, small.end, small.num_dropped) == (7, 10, 7)
 
 
-def test_a_name_that_comes_too_fast_is_thinned_and_others_are_not():
+def test_a_name_with_too_many_values_is_thinned_and_other_names_are_not():
     store = FindingStore(burst=10.0, per_s=1.0)
     for step in range(100):
         store.offer(Finding(name="fast", at_ms=0, step=step), now_s=0.0)

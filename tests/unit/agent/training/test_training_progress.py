@@ -164,7 +164,7 @@ def test_a_bar_that_continues_past_an_epoch_counts_the_whole_training(clock):
     feed(watch, clock, ["global step 70/100"])
 
 
-def test_a_short_bar_within_the_training_does_not_take_its_place(clock):
+def test_a_short_bar_does_not_replace_the_progress_of_the_training(clock):
     watch = ProgressWatch(clock)
     feed(watch, clock, [f"  1%|#  | {step}/1000 [{step // 60:02}:{step % 60:02}<00:15]" for step in range(60, 120, 10)])
     feed(watch, clock, ["saved: 100%|##########| 3/3 [00:01<00:00]", "batches 100%|##########| 7/7 [00:01<00:00]"])

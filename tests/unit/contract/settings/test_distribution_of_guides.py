@@ -10,7 +10,7 @@ from clary.contract.settings.distribution import MEANT_BY_GUIDES, warnings
 REQUESTS = Path(__file__).parents[3] / "assets/requests"
 
 
-def test_hosts_without_distribution_are_told_the_form_that_a_guide_s_key_means():
+def test_the_warning_on_a_guides_key_gives_the_form_that_the_sdk_knows():
     for name in ("pt-top-smddp", "pt-top-smmp", "pt-pytorchx"):  # the hyperparameters that SDK v2 sent for these keys
         request = json.loads((REQUESTS / f"{name}.CreateTrainingJob.json").read_text())
         (words,) = warnings(request.get("request", request)["HyperParameters"], num_hosts=2)

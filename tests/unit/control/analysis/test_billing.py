@@ -78,7 +78,7 @@ def test_the_wait_between_attempts_is_no_training_time_but_the_stop_is():
     assert (billed.training_s, billed.billable_s) == (expected, round(expected * 0.3))
 
 
-def test_a_job_stopped_while_it_waits_for_capacity_is_billed_for_what_it_had():
+def test_a_job_stopped_while_it_waits_is_billed_for_its_earlier_attempts():
     made = reclaimed(wait(script(request=SPOT).run(), 7))
     trained = training_time(made.job, now=at(made.seconds))
     wait(made, 1000).send(events.StopWanted(cause=EndCause.MAX_WAIT, grace_s=1))

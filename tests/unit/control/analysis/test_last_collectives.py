@@ -176,7 +176,7 @@ def test_the_last_calls_of_a_rank_whose_process_has_ended_are_listed():
     assert count(*in_step(41, range(3)), again, left=[left]).about == {}, "it has a process again"
 
 
-def test_words():
+def test_ranks_and_last_calls_are_described():
     assert rank_words([3]) == "rank 3"
     assert rank_words([0, 2, 3]) == "ranks 0, 2, 3"
     assert last_call_words([]) == ""

@@ -151,7 +151,7 @@ def test_the_faster_host_waits_for_the_slower_to_prepare_to_end_and_to_upload():
     ]
 
 
-def test_an_attempt_that_was_reclaimed_loses_what_came_after_its_last_set_of_checkpoints():
+def test_a_reclaimed_attempt_loses_the_time_after_its_last_checkpoint_set():
     story = Story().run(after=2).wait(30).end_early(stopping=4, committed=25)
     story.wait(60).run(after=1).wait(20).exit().done()
     assert story.parts() == [
@@ -216,7 +216,7 @@ def test_a_job_that_dies_at_its_first_import_was_not_productive():
     assert story.ledger().goodput == 0
 
 
-def test_a_job_that_fails_keeps_what_its_last_set_of_checkpoints_holds():
+def test_a_failed_job_keeps_the_time_up_to_its_last_checkpoint_set():
     story = Story().run().wait(30)
     kept = CheckpointFacts(set_number=2, committed_at=at(22))
     story.exit(code=1, checkpoints=kept).wait(1).done(checkpoints=kept)

@@ -124,7 +124,7 @@ def test_odd_spellings_of_addresses_are_no_names(name):
         ("100.64.0.0/10", "100.64.1.1", 80, "100.64.1.1"),
     ],
 )
-def test_entries_open_what_they_name(entry, name, port, address):
+def test_entries_allow_the_targets_that_they_name(entry, name, port, address):
     assert judge(name, port, [address], entries=[entry]).is_allowed
     assert judge(name, port, [address], entries=[entry], is_plain_http=True).is_allowed
     assert not judge(name, port, [address]).is_allowed
@@ -153,7 +153,7 @@ def test_entries_open_what_they_name(entry, name, port, address):
         ("127.0.0.1:8088", "evil.example", 8088, "127.0.0.2"),
     ],
 )
-def test_entries_open_nothing_else(entry, name, port, address):
+def test_entries_allow_no_other_target(entry, name, port, address):
     assert not judge(name, port, [address], entries=[entry]).is_allowed
 
 

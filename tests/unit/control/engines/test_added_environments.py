@@ -110,7 +110,7 @@ def test_a_failed_installation_leaves_no_environment(add, tmp_path):
     assert not list((tmp_path / "home" / "environments").glob("pytorch*"))
 
 
-def test_an_interpreter_that_only_pyenv_has_is_taken_the_newest_release_first(add, tmp_path):
+def test_of_interpreters_that_only_pyenv_has_the_newest_release_is_used(add, tmp_path):
     minor = f"{sys.version_info[0]}.{sys.version_info[1]}"
     for version in (f"{minor}.2", f"{minor}.10", f"{minor}.11rc1", "2.7.18"):
         folder = tmp_path / "pyenv" / "versions" / version / "bin"

@@ -32,7 +32,7 @@ EXPRESSIONS = st.recursive(st.one_of(ATOMS, EDGES), larger, max_leaves=6)
 
 @given(expression=EXPRESSIONS, text=st.text("abAB1 .", min_size=1, max_size=12), flags=st.sampled_from(["", "(?i)"]))
 @settings(max_examples=300, deadline=None)
-def test_an_automaton_finds_what_re_finds(expression, text, flags):
+def test_an_automaton_has_the_same_matches_as_re(expression, text, flags):
     expected = re.search(flags + expression, text, re.ASCII) is not None
     assert Automaton(flags + expression).matches(text) is expected
 

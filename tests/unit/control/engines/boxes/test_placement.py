@@ -146,7 +146,7 @@ def busy(name, **facts):
     return box(name, state=BoxState.BUSY, **facts)
 
 
-def test_kept_boxes_give_way_where_that_lets_a_request_have_all_its_boxes():
+def test_kept_boxes_are_released_if_a_request_then_gets_all_its_boxes():
     kept = {"old": ["b1"], "new": ["b2"]}
     boxes = [busy("b1"), busy("b2"), box("b3")]
     assert gives_way([request(7, wish(0), wish(1))], boxes, kept) == ("old", 7)

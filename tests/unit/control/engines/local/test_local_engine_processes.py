@@ -110,7 +110,7 @@ async def test_repeated_starts_give_each_host_one_agent(engine, tmp_path):
     assert await alive(engine, plan) == {"algo-1": True, "algo-2": True}
 
 
-async def test_release_ends_agents_and_what_they_started_and_a_second_one_finds_nothing(engine, use_agents, tmp_path):
+async def test_release_ends_agents_and_their_children_and_can_be_repeated(engine, use_agents, tmp_path):
     ready = tmp_path / "child-pid"
     use_agents(
         "import subprocess, sys, time\n"

@@ -66,7 +66,7 @@ def test_a_network_namespace_is_listed_with_a_process_that_holds_it():
         holder.kill()
 
 
-def test_mounts_have_their_escapes_undone_and_two_at_one_place_are_two():
+def test_paths_of_mounts_are_unescaped_and_two_mounts_at_one_path_are_listed():
     text = "22 1 0:21 / /a\\040b rw - tmpfs none rw\n23 1 0:22 / /a\\040b rw - ext4 /dev/x rw\n"
     found = census.mounts(text)
     assert [(thing.name, thing.detail) for thing in found] == [("/a b", "tmpfs"), ("/a b", "ext4")]
