@@ -1,4 +1,4 @@
-"""A PostgreSQL server of its own for tests, without any durability: it is thrown away."""
+"""A PostgreSQL server for tests, without durability, removed after use."""
 
 import getpass
 import os
@@ -16,7 +16,7 @@ _START_TIMEOUT_S = 60
 
 
 class PostgresServer:
-    """A server of its own in a temporary folder, without any durability: it is thrown away."""
+    """A server in a temporary folder, without durability, removed after use."""
 
     def __init__(self) -> None:
         if os.geteuid() == 0 and not (_PROGRAMS / "initdb").exists():
@@ -24,13 +24,13 @@ class PostgresServer:
         if not (_PROGRAMS / "initdb").exists():
             pytest.skip(f"no PostgreSQL in {_PROGRAMS}, and only root may install it; these tests run in CI as root")
         self._user = "postgres" if os.geteuid() == 0 else getpass.getuser()
-        # pytest's own temporary folders are closed to other users; the server refuses to run as root.
+        # The server refuses to run as root, and other users cannot read pytest's temporary folders.
         self.folder = Path(tempfile.mkdtemp(prefix="clary-postgres-"))
         self.data = self.folder / "data"
         if os.geteuid() == 0:
             shutil.chown(self.folder, self._user)
         self._run("initdb", "-D", str(self.data), "--auth=trust", "--username=clary", "--no-sync", "--encoding=UTF8")
-        # The server takes no port: clients find its socket by its folder, so two of them cannot meet.
+        # The server listens on no port: clients find its Unix socket by its folder, so two servers cannot collide.
         with (self.data / "postgresql.auto.conf").open("a") as settings:
             settings.write(f"listen_addresses = ''\nunix_socket_directories = '{self.folder}'\nfsync = off\n")
         self.start()
@@ -62,7 +62,7 @@ class PostgresServer:
             connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
     def _run(self, program: str, *arguments: str) -> None:
-        # A server inherits the pipes of what started it, so nothing is captured: output goes to a file.
+        # The server inherits the pipes of its starter, so its output goes to a file instead of a captured pipe.
         with tempfile.TemporaryFile() as output:
             user = self._user if os.geteuid() == 0 else None
             result = subprocess.run(

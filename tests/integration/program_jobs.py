@@ -1,4 +1,4 @@
-"""Jobs with code of their own: sources and archives in S3, requests in script mode, and their outcomes."""
+"""Jobs with a test's own code: sources and archives in S3, requests in script mode, and their outcomes."""
 
 import io
 import json
@@ -39,9 +39,9 @@ def channel(name, uri, *, content_type=None, **members):
 
 
 def script_request(aws, name, files, *, program="train.py", hyperparameters=None, instance_count=1, **members):
-    """Return a request in script mode, as SDK v2 makes it: the platform's hyperparameters are JSON.
+    """Return a request in script mode like SDK v2's: the platform's hyperparameters are JSON.
 
-    `files` is the source folder, or the bytes that are stored as its archive.
+    `files` is the content of the source folder, or the bytes of its archive.
     """
     source = files if isinstance(files, bytes) else archive_of(files)
     request = job_request(name, "true", **members)
@@ -63,18 +63,18 @@ def start(aws, request):
 
 
 def run(aws, request, *, timeout_s=100):
-    """Create the job and return its description at its end."""
+    """Run the job to its end; return its description."""
     return wait(aws, start(aws, request), timeout_s=timeout_s)
 
 
 def run_script(aws, label, script, *, files=None, timeout_s=100, **options):
-    """Run `train.py` with this text and return the job's description at its end."""
+    """Run a job with this text as `train.py` to its end; return its description."""
     request = script_request(aws, unique(label), {"train.py": script, **(files or {})}, **options)
     return run(aws, request, timeout_s=timeout_s)
 
 
 def run_command(aws, label, command, *, timeout_s=100, **members):
-    """Run a bash command as the container's entry point and return the job's description at its end."""
+    """Run a job with a bash command as entry point to its end; return its description."""
     return run(aws, job_request(unique(label), command, **members), timeout_s=timeout_s)
 
 
@@ -116,7 +116,7 @@ def processes_with(text):
 
 
 def wait_for_none(look, *, timeout_s=10.0):
-    """Wait until `look` finds nothing; return its last finding, which is not empty if the time was up."""
+    """Wait until `look` returns an empty result; return its last result, which is not empty after a timeout."""
     deadline = time.monotonic() + timeout_s
     while (found := look()) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""A real service in a state folder of its own, and client scripts in their own environments."""
+"""A real service in its own state folder, and client scripts in their own environments."""
 
 import json
 import os
@@ -41,15 +41,15 @@ toolkit = "{TOOLKIT_PYTHON}"
 
 @dataclass
 class RunningService:
-    """A service that was started by `clary up`."""
+    """A service started by `clary up`."""
 
     home: Path
-    environment: dict  # of clients: what `eval "$(clary env)"` leaves
+    environment: dict  # of clients, as set by `eval "$(clary env)"`
     tls_environment: dict  # the same for `clary env --tls`
     variables: dict  # settings of the service, for every `clary up` of it
 
     def clary(self, *arguments, check=True, timeout=90):
-        """Run a command of `clary` and return it, completed."""
+        """Run a command of `clary`; return the completed process."""
         return subprocess.run(
             [sys.executable, "-m", "clary.cli.main", *arguments],
             env={**os.environ, **self.variables, "CLARY_HOME": str(self.home)},
@@ -62,7 +62,7 @@ class RunningService:
     def run_client(self, python, script, *arguments, timeout=CLIENT_TIMEOUT_S):
         """Run a client script; return its output and the facts on its RESULT line.
 
-        Scripts that ask STS at its fixed address get the variables of `clary env --tls`.
+        Scripts that call STS at its fixed address get the variables of `clary env --tls`.
         """
         require_python(python)
         needs_tls = script in ASKS_STS
@@ -82,7 +82,7 @@ class RunningService:
 
 
 def start_service(home, settings=SETTINGS, **variables):
-    """Start a service for `home` on a free port and return it."""
+    """Start a service for `home` on a free port; return it."""
     home.mkdir(parents=True, exist_ok=True)
     (home / "settings.toml").write_text(settings)
     defaults = {"CLARY_PORT": "0", "CLARY_TLS_PORT": str(_free_port()), "CLARY_DEFAULT_PYTHON": str(TRAIN_PYTHON)}
@@ -90,7 +90,7 @@ def start_service(home, settings=SETTINGS, **variables):
     for _ in range(UP_ATTEMPTS):
         completed = service.clary("up", check=False)
         said = completed.stdout + completed.stderr
-        # Another test's service may have taken the port for TLS since it was found free; nothing else is tried again.
+        # Another test's service may have taken the TLS port since it was found free; only this error is retried.
         if f"can not listen on 127.0.0.1:{service.variables['CLARY_TLS_PORT']}" not in said:
             break
         service.variables["CLARY_TLS_PORT"] = str(_free_port())
@@ -101,7 +101,7 @@ def start_service(home, settings=SETTINGS, **variables):
 
 
 def client_environment(service, *arguments):
-    """Return an environment whose AWS variables come from `clary env` alone."""
+    """Return an environment whose AWS variables come only from `clary env`."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "SAGEMAKER_", "CLARY_"))}
     clean["HOME"] = str(service.home / "client-home")
     Path(clean["HOME"]).mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Listings that SDK v2 runs against the session's service, in the order in which their jobs begin."""
+"""Listings that SDK v2 runs against the session's service, in the order in which their jobs start."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from seed_listings import Listing, printed, program
 
 RANKS = "ranks_program.py"
 TWO_HOSTS = {"instance_count": 2}
-OLDER = {"framework_version": "1.13.1", "py_version": "py39"}  # the last one that the SDK has a compiler for
+OLDER = {"framework_version": "1.13.1", "py_version": "py39"}  # the last version for which the SDK has a compiler
 IMAGE = {"image_uri": "registry.example/team/bring-your-own:1"}
 WRAPS_TOP_LEVEL, ESTIMATOR_TOP_LEVEL = printed("smddp_wrapped_top_level.txt").split("\n\n")
 RIGHT_SMDDP = {
@@ -23,7 +23,7 @@ HOROVOD_BY_MPI = {
 
 
 def estimator_listings(digits: Path) -> dict[str, Listing]:
-    """Return name -> listing; `digits` is a folder with MNIST's files."""
+    """Return name -> listing; `digits` is the folder with MNIST's files."""
     ranks = program(RANKS)
     wrapped = program("smddp_program.py", printed("smddp_wrapped.txt"))
     wrapped_top_level = program("smddp_program.py", f"{WRAPS_TOP_LEVEL}\n")

@@ -1,7 +1,7 @@
-"""Listings of guides to SageMaker: their text, the changes that a client needs, and their programs.
+"""Code listings of SageMaker guides: their text, the changes that a client needs, and their programs.
 
-A listing is run as it is printed. Where its print says `...` for arguments that are the reader's own, they are
-`**the_rest` here; every other change is a case's `changes`, text by text, and the name of its test says why.
+A listing runs as printed. `...` for the reader's own arguments is replaced by `**the_rest`. Every other change is in a
+case's `changes`, and the name of the test gives its reason.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any
 HERE = Path(__file__).parent / "seeds"
 LISTINGS = Path(__file__).parents[1] / "assets/seeds"
 ROLE = "arn:aws:iam::000000000000:role/ClaryExecutionRole"
-IN_PROGRAM = "# LISTING\n"  # line of a program that a listing takes the place of
+IN_PROGRAM = "# LISTING\n"  # line of a program that the listing replaces
 CLIENT_TIMEOUT_S = 400
 ON_CPU = {"SageMaker": {"TrainingJob": {"Environment": {"CLARY_CUDA_ON_CPU": "1", "OMP_NUM_THREADS": "1"}}}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """One listing that a client runs, and the files beside it.
+    """One listing that a client runs, and its files.
 
     Attributes:
-        text: Python of a client.
-        program: text of train.py.
-        changes: printed text -> text in its place; each has to occur.
-        rest: arguments of the estimator for `...`, above those that every case has.
+        text: Python code of a client.
+        program: text of `train.py`.
+        changes: printed text -> its replacement; each printed text must occur.
+        rest: further arguments of the estimator for `...`, added to those of every case.
         channels: name -> S3 URI, for listings that end before `fit`.
-        after: listing whose job has to have ended before this one's begins.
-        beside: folder whose files are put beside train.py.
+        after: listing whose job must have ended before this one's job starts.
+        beside: folder whose files are copied to the folder of train.py.
     """
 
     text: str
@@ -49,16 +49,16 @@ def printed(name: str) -> str:
 
 
 def program(name: str, listing: str = "") -> str:
-    """Return the text of a program in the folder of these tests, with a listing in its place."""
+    """Return the text of a program of these tests, with the listing inserted."""
     text = (HERE / name).read_text(encoding="utf-8")
     assert (IN_PROGRAM in text) == bool(listing), name
     return text.replace(IN_PROGRAM, listing)
 
 
 def run_listings(service: Any, python: Path, client: str, folder: Path, listings: dict[str, Listing]) -> dict[str, Any]:
-    """Run listings by one client, and return of each: the error of the client, or the job with its log.
+    """Run listings by one client; return for each the client's error, or the job with its log.
 
-    The SDK's own file of defaults gives each job the variable that has CUDA mean the CPU.
+    The SDK's file of defaults gives each job the variable that maps CUDA to the CPU.
     """
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(json.dumps({"SchemaVersion": "1.0", **ON_CPU}), encoding="utf-8")
@@ -89,14 +89,14 @@ def run_listings(service: Any, python: Path, client: str, folder: Path, listings
 def facts_of(lines: list[str]) -> list[dict[str, Any]]:
     """Return the documents that the ranks of a job have printed after `facts: `.
 
-    mpirun may put the line of another rank, or the mark of one, where a line ends.
+    mpirun may append the line or the prefix of another rank to a line.
     """
     pieces = [piece for line in lines for piece in line.split("facts: ")[1:]]
     return [json.JSONDecoder().raw_decode(piece)[0] for piece in pieces]
 
 
 def completed_of(told: dict[str, Any]) -> list[str]:
-    """Return the log of a job that has to have completed."""
+    """Return the log of a job; fail unless the job has completed."""
     assert "error" not in told, told
     assert told["status"] == "Completed", (told["reason"], told["log"][-30:])
     log: list[str] = told["log"]

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(900), pytest.mark.xdist_g
 NUM_KILLS = int(os.environ.get("CLARY_POOL_KILLS", "9"))
 COMMAND = "echo token > /opt/ml/model/$TRAINING_JOB_NAME; echo works; sleep 0.4"
 KINDS = ("service", "agent", "network")
-LONGEST_S = 1.6  # after the request; jobs take about half of it on warm hosts, so that some kills meet idle ones
+LONGEST_S = 1.6  # latest kill after the request; jobs on warm hosts end earlier, so some kills hit idle hosts
 
 
 def hosts_file(home, name):

@@ -1,4 +1,4 @@
-"""Operations of S3 on subresources, each sent to a real SeaweedFS, which takes many of them for another operation."""
+"""Operations of S3 on subresources, each sent to a real SeaweedFS, which confuses many with other operations."""
 
 from __future__ import annotations
 

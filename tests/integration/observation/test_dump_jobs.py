@@ -1,4 +1,4 @@
-"""`clary dump` of real jobs that do not move: it names the culprit, and nobody if a job gets on."""
+"""`clary dump` of real jobs at a standstill: it names the culprit; for a running job it names none."""
 
 import json
 import time
@@ -51,7 +51,7 @@ step(os.environ["CULPRIT"])
 
 @pytest.fixture
 def job_with(service, aws):
-    """Start a job whose rank 1 goes astray, and stop it in the end."""
+    """A function that starts a job with a fault in rank 1; the fixture stops the job at the end."""
     started = []
 
     def begin(culprit):
@@ -99,10 +99,10 @@ CULPRITS = {
 
 @pytest.mark.parametrize("culprit", CULPRITS)
 @pytest.mark.long
-def test_what_holds_a_job_up_is_named_with_its_place(service, job_with, culprit):
+def test_the_cause_of_a_standstill_is_named_with_its_source_line(service, job_with, culprit):
     name = job_with(culprit)
     end_s = time.monotonic() + LIMIT_S
-    while True:  # the last ranks may be on their way to where they will wait
+    while True:  # the last ranks may not have reached their wait yet
         said = service.clary("dump", name).stdout
         if all(words in said.replace("\n    ", " ") for words in CULPRITS[culprit][:1]) or time.monotonic() > end_s:
             break
@@ -122,12 +122,12 @@ def test_what_holds_a_job_up_is_named_with_its_place(service, job_with, culprit)
 
 
 def _as_frame(words):
-    """Return `step (train.py:3)` as it stands among the calls of a group."""
+    """Return `step (train.py:3)` in the form in which a group lists its calls."""
     return words.replace("(", "").replace(")", "")
 
 
 @pytest.mark.long
-def test_nobody_is_suspected_while_a_job_gets_on_and_what_is_known_is_there_as_data(service, job_with, aws):
+def test_a_running_job_has_no_suspects_and_its_dump_is_available_as_json(service, job_with, aws):
     name = job_with("nobody")
     answer = json.loads(service.clary("dump", name, "--json").stdout)
     assert [item for item in answer["autopsy"]["suspicions"] if item["weight"] == "suspect"] == []
@@ -143,7 +143,7 @@ def test_nobody_is_suspected_while_a_job_gets_on_and_what_is_known_is_there_as_d
     assert service.clary("dump", "nobody", check=False).returncode == 3
 
 
-def test_a_job_that_was_never_looked_at_says_so(service):
+def test_the_last_dump_of_an_unknown_job_is_not_found(service):
     refused = service.clary("dump", "nobody", "--last", check=False)
     assert refused.returncode == 3
     assert "there is no training job 'nobody'" in refused.stderr

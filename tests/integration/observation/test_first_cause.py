@@ -1,7 +1,7 @@
 """Failures injected into jobs: FailureReason names host, rank and cause, not the cascade that follows from it.
 
-Gangs of four ranks on two hosts, over plain TCP, gloo and mpirun: peers hold connections to the rank that fails and die
-of it within milliseconds. Then what needs no gang, and hosts and links that are taken from a gang that runs.
+Jobs of four ranks on two hosts, over plain TCP, gloo and mpirun: peers hold connections to the failing rank and die
+within milliseconds after it. Further cases need only one rank, or remove hosts and links from a running job.
 """
 
 import json
@@ -35,9 +35,9 @@ PROGRAM_PREFIX = "AlgorithmError: "
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One way to fail, and the first cause that must be named."""
+    """One kind of failure, and the first cause that must be named."""
 
-    group: str  # function that injects it
+    group: str  # function that injects the failure
     kind: str
     words: str
     verdict: str
@@ -47,7 +47,7 @@ class Case:
     host: str | None = "algo-1"
 
     def at(self, rank):
-        """Return the case with the rank that it strikes; the same if it strikes no rank."""
+        """Return the case for a failure of this rank; unchanged if the failure affects no single rank."""
         return replace(self, rank=rank, host=f"algo-{rank // 2 + 1}") if self.group in GANGS else self
 
 
@@ -139,7 +139,7 @@ CASES = (
 
 
 class World:
-    """Where failures are injected."""
+    """The service and clients with which failures are injected."""
 
     def __init__(self, service, behind_gateway, gateway):
         self.service = service
@@ -158,7 +158,7 @@ class World:
         return None
 
     def inject(self, case):
-        """Let a job fail; return the facts of `clary describe --json` on it, and the text of `--why`."""
+        """Make a job fail; return its facts from `clary describe --json`, and the text of `--why`."""
         service = self.behind_gateway if (case.group, case.kind) == ("store", "platform") else self.service
         aws = Clients(service)
         name = getattr(self, f"_{case.group}")(aws, case)
@@ -212,7 +212,7 @@ class World:
         name = unique("cause-store")
         if case.kind == "own":
             request = script_request(aws, name, {"train.py": failing_programs.STORE})
-            request["AlgorithmSpecification"]["TrainingImage"] = "team/remote:1"  # has boto3
+            request["AlgorithmSpecification"]["TrainingImage"] = "team/remote:1"  # its environment has boto3
             return start(aws, request)
         uri = put(aws, f"{name}/part-0.csv", "1,2\n")
         self.gateway.fail("drop", lambda method, path: method == "GET" and path.startswith(f"/clary/{name}/"), times=99)
@@ -242,10 +242,10 @@ def world(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_the_first_cause_is_named_whatever_fails_on_whichever_rank(world):
-    """Print one line a case and the confusion matrix of verdicts; demand host, rank, words, verdict and advice of each.
+def test_the_first_cause_is_named_for_every_kind_of_failure_on_every_rank(world):
+    """Print one line per case and the confusion matrix of verdicts; check host, rank, words, verdict and advice.
 
-    A failure of a gang strikes one rank; with CLARY_CAUSE_ROUNDS=4 each strikes each rank.
+    Each failure of a rank hits one rank; with CLARY_CAUSE_ROUNDS=4 it hits each rank in turn.
     CLARY_CAUSE_ONLY=gloo,link chooses groups and kinds.
     """
     rounds = int(os.environ.get("CLARY_CAUSE_ROUNDS", "1"))

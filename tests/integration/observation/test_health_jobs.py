@@ -1,4 +1,4 @@
-"""Health checks of real jobs: all green where all is well, and a sick link that ends an attempt before its program."""
+"""Health checks of real jobs: all pass on healthy hosts, and a sick link ends an attempt before its program."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ pytestmark = [
 
 TWO_HOSTS = {"InstanceCount": 2, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 10}
 PORT_RULE = ("ipproto", "tcp", "sport", "7777", "blackhole")
-NUM_TRIES = 10  # to be faster than the agents' own start
+NUM_TRIES = 10  # tries to inject a fault before the agents start
 LIMIT_S = 90
 
 
@@ -64,7 +64,7 @@ def test_a_job_of_two_hosts_is_all_green_and_its_program_runs(own_service):
 
 @pytest.fixture(scope="module")
 def telling_service(tmp_path_factory):
-    """A service that only reports sick hosts, as it does by default."""
+    """A service with the default action: it only reports sick hosts."""
     own = start_service(tmp_path_factory.mktemp("telling"))
     yield own
     own.clary("down")
@@ -75,12 +75,12 @@ def states_of(page):
 
 
 def complaints(log):
-    """Lines that say of a peer that it has gone."""
+    """Return the log lines of health checks that report a missing peer."""
     words = ("broke off", "no answer", "nothing came from", "did not start", "not checked")
     return [line for line in log if "health: " in line and any(word in line for word in words)]
 
 
-def test_a_program_that_only_has_to_be_told_runs_while_its_links_are_measured_and_the_result_comes_later(
+def test_if_sick_hosts_are_only_reported_the_program_runs_during_the_measurement(
     telling_service,
 ):
     aws, name = Clients(telling_service), unique("beside")
@@ -106,7 +106,7 @@ def test_a_program_that_only_has_to_be_told_runs_while_its_links_are_measured_an
 
 
 @pytest.mark.long
-def test_a_program_that_ends_at_once_leaves_no_complaint_of_peers_that_have_gone(telling_service):
+def test_a_program_that_ends_at_once_causes_no_report_of_missing_peers(telling_service):
     aws, name = Clients(telling_service), unique("short")
     aws.sagemaker.create_training_job(**job_request(name, "echo done", ResourceConfig=TWO_HOSTS))
     assert wait(aws, name, timeout_s=LIMIT_S)["TrainingJobStatus"] == "Completed"
@@ -124,7 +124,7 @@ def networks_of(service):
 
 @contextlib.contextmanager
 def fault_in_next_network(service):
-    """Put a fault into the next network; yield its exit codes. No network is touched after the block."""
+    """Inject a fault into the next network; yield the command's exit codes. After the block no network is changed."""
     codes, ending = [], threading.Event()
     fault = threading.Thread(target=drop_port_in_next_network, args=(service, networks_of(service), codes, ending))
     fault.start()
@@ -136,11 +136,11 @@ def fault_in_next_network(service):
 
 
 def drop_port_in_next_network(service, before, codes, ending):
-    """As soon as another network stands, have its algo-2 never answer from port 7777."""
+    """Wait for a new network; drop all packets of its algo-2 from port 7777."""
     end_s = time.monotonic() + LIMIT_S
     while not (found := networks_of(service) - before):
         if time.monotonic() > end_s or ending.wait(0.002):
-            return  # the test sees that nothing was done
+            return  # the test sees that no command ran
     ready = json.loads(found.pop().read_text())
     command = ["nsenter", f"--net=/proc/{ready['pid']}/fd/{ready['namespaces']['algo-2']}", "ip", "rule", "add"]
     codes.append(subprocess.run([*command, *PORT_RULE], check=False).returncode)

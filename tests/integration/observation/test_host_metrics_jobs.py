@@ -1,4 +1,4 @@
-"""Hosts of real jobs measure themselves, and a real service answers with their measurements."""
+"""Measurements of hosts of real jobs, read from a real service."""
 
 import json
 import os
@@ -23,7 +23,7 @@ LIMIT_S = 120
 MS_PER_S = 1000
 AT_MS, LEAST, GREATEST, MEAN, COUNT, LAST = range(6)
 TWO_HOSTS = {"InstanceCount": 2, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 10}
-# What an entry point that starts its own ranks does, as SDK v3's does.
+# An entry point that starts its own ranks, like SDK v3's.
 BUSY = (
     "import time as t; d = bytearray(40_000_000); end = t.time() + 6; [0 for _ in iter(lambda: t.time() < end, False)]"
 )
@@ -32,7 +32,7 @@ TWO_RANKS = f"for rank in 0 1; do RANK=$rank python3 -c '{BUSY}' & done; wait"
 
 @pytest.fixture(scope="module")
 def own_service(tmp_path_factory):
-    """A service of its own."""
+    """A service of this module."""
     own = start_service(tmp_path_factory.mktemp("metrics"))
     yield own
     own.clary("down")
@@ -58,7 +58,7 @@ def test_a_jobs_hosts_and_ranks_are_measured_from_their_preparation_to_their_end
     assert page["damaged"] == []
     for host in ("algo-1", "algo-2"):
         assert greatest(series[host, "host/cpu_percent"]) > 0
-        # Two ranks of one host, each with 40 MB and an interpreter.
+        # Two ranks on one host, each with 40 MB and an interpreter.
         assert greatest(series[host, "rank-0/memory_bytes"]) > 40_000_000
         assert greatest(series[host, "rank-1/memory_bytes"]) > 40_000_000
         assert greatest(series[host, "rank-0/num_processes"]) >= 1
@@ -73,7 +73,7 @@ def test_a_jobs_hosts_and_ranks_are_measured_from_their_preparation_to_their_end
 
 
 @pytest.mark.long
-def test_the_last_rows_of_a_program_are_there_when_its_job_has_ended(own_service):
+def test_the_last_rows_of_a_program_are_stored_when_its_job_has_ended(own_service):
     aws, name = Clients(own_service), unique("last")
     request = job_request(name, "sleep 3", ProfilerConfig={"ProfilingIntervalInMilliseconds": 100})
     aws.sagemaker.create_training_job(**request)
@@ -86,9 +86,7 @@ def test_the_last_rows_of_a_program_are_there_when_its_job_has_ended(own_service
 
 
 @pytest.mark.long
-def test_a_job_without_a_profiler_is_measured_rarely_and_a_service_that_wants_nothing_gets_nothing(
-    own_service, tmp_path
-):
+def test_without_a_profiler_a_job_is_measured_rarely_and_with_interval_0_never(own_service, tmp_path):
     aws, name = Clients(own_service), unique("rare")
     request = job_request(name, "sleep 4", ProfilerConfig={"DisableProfiler": True})
     aws.sagemaker.create_training_job(**request)
@@ -122,7 +120,7 @@ def test_hosts_that_are_plain_processes_are_measured_without_their_network(tmp_p
 
 
 @pytest.mark.long
-def test_rows_of_a_service_that_was_away_are_there_when_it_is_back(own_service):
+def test_rows_measured_while_the_service_was_down_are_stored_later(own_service):
     aws, name = Clients(own_service), unique("away")
     aws.sagemaker.create_training_job(**job_request(name, "sleep 15"))
     wait(aws, name, until=("Training", "Completed", "Failed"), timeout_s=LIMIT_S)
@@ -130,7 +128,7 @@ def test_rows_of_a_service_that_was_away_are_there_when_it_is_back(own_service):
     time.sleep(3)
     own_service.clary("up")
     assert wait(Clients(own_service), name, timeout_s=LIMIT_S)["TrainingJobStatus"] == "Completed"
-    page, series = series_of(own_service, name, "2m")  # points of two seconds
+    page, series = series_of(own_service, name, "2m")  # points at steps of two seconds
     assert page["num_dropped"] == 0
     times = [point[AT_MS] for point in series["algo-1", "host/num_processes"]]
     gaps = [after - before for before, after in pairwise(times)]
@@ -138,7 +136,7 @@ def test_rows_of_a_service_that_was_away_are_there_when_it_is_back(own_service):
 
 
 @pytest.mark.long
-def test_each_job_of_a_warm_pool_is_measured_anew_and_a_rank_that_an_interpreter_became_is_known(own_service):
+def test_each_job_of_a_warm_pool_is_measured_separately_including_forked_ranks(own_service):
     aws, names = Clients(own_service), []
     for _ in range(2):
         names.append(unique("pooled"))

@@ -1,4 +1,4 @@
-"""An agent is killed while its service cannot take lines: the lines that it had on disk reach the log."""
+"""An agent is killed while its service cannot accept lines: the lines in its spool reach the log."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def agent_of(job):
     raise AssertionError(f"no agent of {job} runs")
 
 
-def test_what_an_agent_had_written_down_outlives_it_while_the_service_is_frozen(service, aws):
+def test_lines_spooled_by_a_killed_agent_while_the_service_is_frozen_are_kept(service, aws):
     name = start(aws, job_request(unique("salvage"), "echo ready; for i in $(seq 60); do echo n$i; sleep 0.1; done"))
     wait(aws, name, until=("Training",))
     deadline = time.monotonic() + 60

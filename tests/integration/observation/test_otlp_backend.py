@@ -1,4 +1,4 @@
-"""Traces as others read them: OpenTelemetry's description of an export, and a backend that keeps received traces."""
+"""Exported traces, checked by OpenTelemetry's schema and by a backend that stores them."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ END_S = 30
 
 
 class Backend:
-    """MLflow with its OTLP endpoint, in a process of its own."""
+    """MLflow with its OTLP endpoint, in a separate process."""
 
     def __init__(self, folder):
         self._log = (folder / "backend.log").open("w")
@@ -30,7 +30,7 @@ class Backend:
         self._folder = folder
 
     def ask(self, **question):
-        """Ask in a line of JSON, if there is a question; return the answer."""
+        """Send a request, if any, as one line of JSON; return the response."""
         if question:
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
@@ -63,7 +63,7 @@ def url(backend):
 
 
 async def ended_job(folder, *, exit_code):
-    """Return a job that has run to its end, seconds apart."""
+    """Return a completed job whose statuses are seconds apart."""
     async with ControlPlane.open(folder) as plane:
         await plane.create(num_hosts=2)
         plane.clock.advance(7)
@@ -78,9 +78,7 @@ def told(span):
 
 
 @pytest.mark.parametrize("exit_code", [0, 3])
-async def test_a_trace_is_what_opentelemetry_describes_and_a_backend_keeps_it_as_it_was_sent(
-    tmp_path, backend, url, exit_code
-):
+async def test_a_trace_fits_opentelemetrys_schema_and_a_backend_stores_it_unchanged(tmp_path, backend, url, exit_code):
     job = await ended_job(tmp_path, exit_code=exit_code)
     body = json.loads(json.dumps(trace_request([job], region="us-west-2")))
     assert backend.ask(check=body) == body, "every member is known, none is lost, none has another form"

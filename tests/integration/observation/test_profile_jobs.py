@@ -1,4 +1,4 @@
-"""`clary profile` of real jobs whose scripts know nothing of it."""
+"""`clary profile` of real jobs with unmodified scripts."""
 
 import gzip
 import json
@@ -38,7 +38,7 @@ for epoch in range(100_000):
 
 @pytest.fixture(scope="module")
 def begin(service, aws):
-    """Start a job of two hosts, and stop it in the end."""
+    """Start a job of two hosts; stop it at the end."""
     started = []
 
     def begin_job(label, **members):
@@ -66,7 +66,7 @@ def begin(service, aws):
 
 @pytest.fixture(scope="module")
 def job(begin):
-    """A job that runs on, and whose request asks for two steps from the second on."""
+    """A running job whose request asks for a profile of two steps, from the second step on."""
     config = {
         "S3OutputPath": f"s3://{BUCKET}/profiles",
         "ProfilingParameters": {"DetailedProfilingConfig": '{"StartStep": 2, "NumSteps": 2, }'},
@@ -104,14 +104,14 @@ def test_an_unmodified_script_is_profiled_while_it_runs_and_the_late_rank_is_nam
     assert "COMMUNICATION" in shown
 
 
-def test_ranks_that_were_not_asked_for_are_left_alone(service, job):
+def test_only_the_requested_ranks_are_profiled(service, job):
     page = json.loads(service.clary("profile", job, "--steps", "2", "--ranks", "1", "--json").stdout)
     assert [rank["rank"] for rank in page["summary"]["ranks"]] == [1]
     refused = service.clary("profile", job, "--steps", "0", check=False)
     assert (refused.returncode, "1 to 100 steps, got 0" in refused.stderr) == (1, True)
 
 
-def test_what_the_request_asks_for_is_taken_at_its_step_and_stored_where_the_original_stores_it(service, aws, job):
+def test_a_requested_profile_is_taken_at_its_step_and_stored_like_in_sagemaker(service, aws, job):
     prefix = f"profiles/{job}/profiler-output/framework/1/"
     wanted = {"rank-0.trace.json.gz", "rank-1.trace.json.gz", "merged.trace.json.gz", "summary.json"}
     end_s = time.monotonic() + LIMIT_S
@@ -127,20 +127,20 @@ def test_what_the_request_asks_for_is_taken_at_its_step_and_stored_where_the_ori
 
 
 @pytest.mark.long
-def test_two_who_ask_for_the_same_get_one_and_another_is_told_to_wait(service, job):
+def test_equal_requests_share_a_profile_and_a_different_one_must_wait(service, job):
     first = _profile(service, job, "--seconds", "20")
     _wait_for(service, job, lambda page: page["asked"]["duration_s"] == 20 and page["states"])
     second = _profile(service, job, "--seconds", "20")
     refused = service.clary("profile", job, "--steps", "3", check=False)
     assert (refused.returncode, "another profile of" in refused.stderr) == (1, True)
-    time.sleep(1.0)  # for the second one to have asked
+    time.sleep(1.0)  # until the second request is sent
     service.clary("profile", job, "--cancel")
     pages = [json.loads(process.communicate(timeout=LIMIT_S)[0]) for process in (first, second)]
     assert pages[0]["number"] == pages[1]["number"]
     assert all(rank["window_ms"] < 20_000 for rank in pages[0]["summary"]["ranks"]), "what it had is kept"
 
 
-def test_an_update_of_the_job_begins_a_window(service, aws, job):
+def test_an_update_of_the_job_starts_a_profile(service, aws, job):
     update = {"ProfilingParameters": {"DetailedProfilingConfig": '{"StartStep": 0, "NumSteps": 1, }'}}
     aws.sagemaker.update_training_job(TrainingJobName=job, ProfilerConfig=update)
     last = _wait_for(service, job, lambda page: page["is_over"])
@@ -149,7 +149,7 @@ def test_an_update_of_the_job_begins_a_window(service, aws, job):
 
 
 @pytest.mark.long
-def test_a_rank_that_is_killed_within_its_window_ends_the_command_with_its_name(service, aws, begin):
+def test_the_command_ends_with_the_name_of_a_rank_killed_while_profiled(service, aws, begin):
     name = begin("profile-killed")
     asking = _profile(service, name, "--seconds", "50")
     _wait_for(service, name, lambda page: [state["state"] for state in page["states"]].count("recording") == 2)
@@ -170,7 +170,7 @@ def test_a_rank_that_is_killed_within_its_window_ends_the_command_with_its_name(
 
 
 def _wait_for(service, name, is_there):
-    """Return the newest profile once it is as wanted."""
+    """Return the newest profile once the condition holds for it."""
     end_s = time.monotonic() + LIMIT_S
     while True:
         said = service.clary("profile", name, "--last", "--json", check=False)
@@ -181,7 +181,7 @@ def _wait_for(service, name, is_there):
 
 
 def _profile(service, name, *options):
-    """Run the command beside the test."""
+    """Start the command in the background."""
     return subprocess.Popen(
         [sys.executable, "-m", "clary.cli.main", "profile", name, *options, "--json"],
         env={**os.environ, **service.variables, "CLARY_HOME": str(service.home)},

@@ -1,4 +1,4 @@
-"""Profiler rules of real jobs: evaluated by a real service, their statuses told, their report stored."""
+"""Profiler rules of real jobs: evaluated by a real service, with their statuses and the stored report."""
 
 import json
 import time
@@ -18,7 +18,7 @@ FOLDER = "ProfilerReport/profiler-output/"
 
 @pytest.fixture(scope="module")
 def own_service(tmp_path_factory):
-    """A service of its own."""
+    """A service of this module."""
     own = start_service(tmp_path_factory.mktemp("profiler"))
     yield own
     own.clary("down")
@@ -56,7 +56,7 @@ def test_an_estimator_with_profiler_rules_ends_with_statuses_and_a_report_in_the
     documents = {f"{FOLDER}profiler-reports/{name}.json" for name in RULES}
     assert set(facts["keys"]) == {f"{FOLDER}profiler-report.html", *documents}
     assert "cpu_threshold:77" in json.loads(facts["bottleneck"])["RuleParameters"]
-    # The same by hand, with pictures of what was measured.
+    # The same report by the command, with charts of the measurements.
     page = tmp_path / "report.html"
     said = own_service.clary("profile-report", facts["name"], "--output", str(page)).stdout
     assert "OverallSystemUsage" in said
@@ -66,7 +66,7 @@ def test_an_estimator_with_profiler_rules_ends_with_statuses_and_a_report_in_the
 
 
 @pytest.mark.long
-def test_rules_that_are_changed_while_a_job_runs_are_judged_and_one_that_does_not_exist_is_an_error(own_service):
+def test_rules_changed_while_a_job_runs_are_evaluated_and_unknown_ones_are_errors(own_service):
     aws, name = Clients(own_service), unique("changed")
     request = job_request(
         name,
@@ -90,7 +90,7 @@ def test_rules_that_are_changed_while_a_job_runs_are_judged_and_one_that_does_no
     facts = aws.sagemaker.describe_training_job(TrainingJobName=name)
     assert facts["ProfilingStatus"] == "Enabled"
     assert facts["ProfilerConfig"]["S3OutputPath"] == "s3://clary/prof"
-    # Rows come ten times a second from now on, where it was one in five seconds.
+    # From now on there are ten rows per second instead of one in five seconds.
     while num_rows(own_service, name) < 30:
         assert time.monotonic() < end_s
         time.sleep(0.3)
@@ -109,12 +109,12 @@ def num_rows(service, name):
 
 
 @pytest.mark.long(10)
-def test_an_estimator_switches_profiling_on_changes_it_and_switches_it_off_while_its_job_runs(own_service):
+def test_an_estimator_enables_changes_and_disables_profiling_of_a_running_job(own_service):
     _, facts = own_service.run_client(SDK2_PYTHON, "v2_profiling_changes.py")
     states = facts["states"]
     place = "s3://clary/changed"
     usual = {"DisableProfiler": False, "S3OutputPath": place}
-    assert states["created"] == ["Disabled", None]  # as the SDK's own test expects of the real service
+    assert states["created"] == ["Disabled", None]  # as the SDK's own test expects from the real service
     assert states["off twice"] == "Profiler is already disabled."
     assert states["on"] == ["Enabled", {**usual, "ProfilingIntervalInMilliseconds": 500}]
     assert "already enabled" in states["on twice"]

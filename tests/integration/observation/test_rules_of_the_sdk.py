@@ -1,4 +1,4 @@
-"""Rules as the SDK's own package has them: names, parameters, defaults, and the collections that they ask for."""
+"""Clary's rules compared with the SDK's package: names, parameters, defaults, and the required collections."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from clary.train.debugger.rules import parameters_of
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(120), pytest.mark.needs("sdk2")]
 
 PROGRAM = Path(__file__).with_name("sdk_rules_program.py")
-# The parameter of ours that has to find what the SDK has saved for a rule by an expression of its own.
+# Clary's parameter whose default must equal the SDK's expression for the tensors saved for the rule.
 EXPRESSIONS = {
     "CheckInputImages": "regex",
     "DeadRelu": "tensor_regex",
@@ -31,7 +31,7 @@ def of_the_sdk():
     return json.loads(completed.stdout)
 
 
-def test_every_debugger_rule_of_the_sdk_is_known_and_takes_what_its_configuration_says(of_the_sdk):
+def test_every_debugger_rule_of_the_sdk_is_known_with_its_parameters(of_the_sdk):
     configurations = [item["DebugRuleConfiguration"] for item in of_the_sdk["debugger"].values()]
     names = {item["RuleParameters"]["rule_to_invoke"] for item in configurations}
     assert names == {*debugger_rules.RULES, *debugger_rules.UNSUPPORTED}
@@ -43,7 +43,7 @@ def test_every_debugger_rule_of_the_sdk_is_known_and_takes_what_its_configuratio
             assert given.items() <= {key: str(value) for key, value in known.items()}.items(), name
 
 
-def test_what_the_sdk_saves_for_a_rule_is_what_the_rule_looks_at(of_the_sdk):
+def test_each_rule_evaluates_the_tensors_that_the_sdk_saves_for_it(of_the_sdk):
     for item in of_the_sdk["debugger"].values():
         name = item["DebugRuleConfiguration"]["RuleParameters"]["rule_to_invoke"]
         if name not in debugger_rules.RULES:

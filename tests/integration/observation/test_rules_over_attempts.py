@@ -1,4 +1,4 @@
-"""Rules, saved tensors and the profiler's report of a job of two hosts whose capacity is taken away in the middle."""
+"""Rules, saved tensors and the profiler's report of a job of two hosts whose capacity is reclaimed in the middle."""
 
 import json
 import re
@@ -61,7 +61,7 @@ def rule(name, invoke=None, **parameters):
 
 
 class Watched:
-    """A job whose rules' statuses are looked at again and again."""
+    """A job whose rules' statuses are polled."""
 
     def __init__(self, aws, service, name):
         self.aws, self.service, self.name = aws, service, name
@@ -76,7 +76,7 @@ class Watched:
         return facts
 
     def wait_for_losses(self, attempt, number):
-        """Wait until both hosts have saved so many steps in an attempt."""
+        """Wait until both hosts have saved this many steps in an attempt."""
         end_s = time.monotonic() + LIMIT_S
         while True:
             facts = self.look()
@@ -88,7 +88,7 @@ class Watched:
             time.sleep(0.5)
 
     def wait_for_end(self):
-        """Wait until the job has ended; return its description then."""
+        """Wait until the job has ended; return its description."""
         end_s = time.monotonic() + LIMIT_S
         while (facts := self.look())["TrainingJobStatus"] == "InProgress":
             assert time.monotonic() < end_s, log_of(self.aws, self.name)
@@ -96,7 +96,7 @@ class Watched:
         return facts
 
     def wait_for_finding(self, rule_name):
-        """Wait until a rule has found something."""
+        """Wait until a rule has found an issue."""
         end_s = time.monotonic() + LIMIT_S
         while "IssuesFound" not in self.seen.get(rule_name, ()):
             assert time.monotonic() < end_s, self.seen
@@ -104,23 +104,21 @@ class Watched:
             self.look()
 
     def losses(self, attempt):
-        """Return host, step that its training went on with, step -> loss, of one attempt."""
+        """Return (host, first step after the resume, step -> loss) of one attempt."""
         text = self.service.clary("logs", self.name, "--attempt", str(attempt), check=False).stdout
         found = re.findall(r"(algo-\d) from (\d+) saves (\d+) loss ([\d.]+)", text)
         return {(host, int(first), int(step)): float(loss) for host, first, step, loss in found}
 
 
 @pytest.mark.long
-def test_a_job_that_is_reclaimed_ends_with_the_statuses_of_its_last_attempt_and_the_tensors_of_one_training(
-    service, aws, monkeypatch
-):
+def test_a_reclaimed_job_has_its_last_attempts_statuses_and_each_step_once(service, aws, monkeypatch):
     name = unique("rules-attempts")
     request = script_request(
         aws,
         name,
         {"train.py": SCRIPT},
         instance_count=2,
-        Environment={"GO": f"rules/{name}/go", "GATE": f"s3://{BUCKET}/rules/{name}/go"},  # opens it to the key
+        Environment={"GO": f"rules/{name}/go", "GATE": f"s3://{BUCKET}/rules/{name}/go"},  # lets the job's key read it
         EnableManagedSpotTraining=True,
         StoppingCondition={"MaxRuntimeInSeconds": 600, "MaxWaitTimeInSeconds": 900},
         CheckpointConfig={"S3Uri": f"s3://{BUCKET}/checkpoints/{name}"},
@@ -151,14 +149,14 @@ def test_a_job_that_is_reclaimed_ends_with_the_statuses_of_its_last_attempt_and_
     assert facts["TrainingJobStatus"] == "Completed", log_of(aws, name)
     assert [past["kind"] for past in described(service, name)["past_attempts"]] == ["reclaimed"]
 
-    # What rules said of attempts that were over was never said of the job; a finding stayed.
+    # Statuses of ended attempts are never shown as the job's status, except that a found issue stays.
     assert job.seen["VanishingGradient"] == ["InProgress", "NoIssuesFound"]
     assert job.seen["always"] == ["InProgress", "IssuesFound"]
     details = {row["RuleConfigurationName"]: row["StatusDetails"] for row in facts["DebugRuleEvaluationStatuses"]}
     assert re.fullmatch(r"(\d+) of \1 saved steps of 2 workers were looked at", details["VanishingGradient"])
 
-    # The tensors of one training, each step once: up to its checkpoint a host's from the first attempt, as far as they
-    # were stored in time, and all of the second's, with the values that the programs have seen.
+    # Each step occurs once: steps before a host's checkpoint are from the first attempt, if they were stored in time;
+    # all later steps are from the second. The values are those that the programs printed.
     trial = create_trial(uri)
     firsts = {host: first for host, first, _ in job.losses(2)}
     assert sorted(firsts) == ["algo-1", "algo-2"]
@@ -180,7 +178,7 @@ def test_a_job_that_is_reclaimed_ends_with_the_statuses_of_its_last_attempt_and_
     assert ends == ["ended/algo-1.try-2.of-2", "ended/algo-2.try-2.of-2"]
     assert f"rule VanishingGradient: NoIssuesFound: {details['VanishingGradient']}" in "\n".join(log_of(aws, name))
 
-    # The profiler judges each attempt by itself.
+    # The profiler evaluates each attempt separately.
     report = profiler_report(aws, name)
     assert "<b>2</b><span>attempts</span>" in report.page
     assert re.match(r"attempt \d: (the first step came after|there was no step for) \d\.\d minutes", report.first_step)
@@ -196,7 +194,7 @@ class Report:
 
 
 def profiler_report(aws, name):
-    """Wait for the verdict of a job's ProfilerReport, and return the report that it has stored."""
+    """Wait for the status of a job's ProfilerReport; return the stored report."""
     end_s = time.monotonic() + LIMIT_S
     while True:
         facts = aws.sagemaker.describe_training_job(TrainingJobName=name)
@@ -210,7 +208,7 @@ def profiler_report(aws, name):
 
 
 def loss_in(files, name):
-    """Return the loss in a file of tensors, for which a trial would want numpy."""
+    """Return the loss in a file of tensors without a trial, which would need numpy."""
     index = read_index(files, name)
     (loss,) = struct.unpack("<f", read_values(files, name, index, index.tensors["MSELoss_output_0"]))
     return loss

@@ -1,6 +1,6 @@
-"""Series through a real service: an agent's batches, a service that is killed between them, every way to read them.
+"""Series in a real service: batches of an agent, kills of the service between batches, every way to read series.
 
-The service's own agents measure nothing here (metrics_interval_s = 0), so that rows are exactly those that are sent.
+The service's own agents take no measurements (metrics_interval_s = 0), so the only rows are those that the test sends.
 """
 
 import json
@@ -42,16 +42,16 @@ class Agent:
         with closing(sqlite3.connect(f"file:{service.home / 'clary.db'}?mode=ro", uri=True)) as database:
             (document,) = database.execute("SELECT document FROM jobs WHERE name = ?", (job,)).fetchone()
         self.token = json.loads(document)["plan"]["agent_token"]
-        self.begin_ms = int(time.time()) // 60 * 60_000 - 600_000  # of row 0: whole minutes ago
+        self.begin_ms = int(time.time()) // 60 * 60_000 - 600_000  # time of row 0: a full minute, ten minutes ago
         self.next_row = 0
 
     def measure(self, num_rows):
-        """Send the next rows; return the value of the last."""
+        """Send the next rows; return the value of the last row."""
         self.next_row = self.send(self.next_row, num_rows)
         return float(self.next_row - 1)
 
     def send(self, first_row, num_rows, *, names=("host/cpu_percent", "gpu-0/power_w"), token=None, num_dropped=0):
-        """Send rows whose values are their numbers; return the row that comes next."""
+        """Send rows whose values are their numbers; return the number of the next row."""
         rows = range(first_row, first_row + num_rows)
         batch = SampleBatch(
             first_row=first_row,
@@ -78,7 +78,7 @@ def fetch(service, path, *, token=None, body=None):
 
 
 class Refused(Exception):
-    """An answer other than 200."""
+    """A response with a status other than 200."""
 
     def __init__(self, status, text):
         super().__init__(f"{status}: {text}")
@@ -133,7 +133,7 @@ def test_a_service_that_is_killed_between_batches_has_every_row_once(own_service
     assert agent.send(0, 100) == 100
     os.kill(json.loads((own_service.home / "run" / "service.json").read_text())["pid"], signal.SIGKILL)
     own_service.clary("up")
-    assert agent.send(0, 100) == 100  # the agent was told nothing, and sends them again
+    assert agent.send(0, 100) == 100  # the agent got no response, and sends the rows again
     assert agent.send(100, 140) == 240
     assert agent.send(100, 140) == 240
     assert agent.send(600, 120, num_dropped=360) == 720
@@ -154,7 +154,7 @@ def test_a_service_that_is_killed_between_batches_has_every_row_once(own_service
     assert (page["num_dropped"], page["damaged"]) == (360, [])
 
 
-def test_strangers_send_nothing_and_bad_batches_are_refused(own_service, agent):
+def test_batches_without_a_valid_token_and_bad_batches_are_refused(own_service, agent):
     with pytest.raises(Refused, match="403"):
         agent.send(0, 1, token="wrong")
     with pytest.raises(Refused, match=r"400: .*SCOPE/QUANTITY"):
@@ -176,8 +176,8 @@ def test_boto3_lists_the_metrics_of_a_host_and_reads_several_at_once(aws, agent)
     assert refused.value.response["Error"]["Code"] == "ValidationError"
 
 
-def test_clients_that_speak_the_query_protocol_read_the_same(own_service, aws, agent):
-    """As boto3 up to 1.34 does: its serialiser and its parser over one signed request."""
+def test_clients_with_the_query_protocol_read_the_same_values(own_service, aws, agent):
+    """One signed request with the serialiser and parser of boto3 up to 1.34."""
     agent.measure(130)
     stat = {"Metric": host_metric(agent), "Period": 60, "Stat": "Average"}
     asked = {"MetricDataQueries": [{"Id": "cpu", "MetricStat": stat}], **span(agent)}
@@ -214,11 +214,11 @@ def test_prometheus_reads_the_last_values_with_its_own_token(own_service, agent)
     assert {"training_job": agent.job, "status": "InProgress", "secondary_status": "Training"} in [
         sample.labels for sample in families["clary_job_state"].samples
     ]
-    # The token opens this page and no other.
+    # The token is valid for this page only.
     assert status_of(own_service, f"/clary/v1/jobs/{agent.job}", token=token) == 403
 
 
-def test_a_bucket_may_still_be_called_metrics(aws):
+def test_a_bucket_may_be_called_metrics(aws):
     aws.s3.create_bucket(Bucket="metrics", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
     aws.s3.put_object(Bucket="metrics", Key="k", Body=b"v")
     assert [item["Key"] for item in aws.s3.list_objects_v2(Bucket="metrics")["Contents"]] == ["k"]
@@ -237,7 +237,7 @@ def test_the_command_shows_a_table(own_service, agent):
 
 
 @pytest.mark.long
-def test_series_go_with_their_job(own_service, aws):
+def test_series_are_deleted_with_their_job(own_service, aws):
     agent = running_job(own_service, aws, "deleted")
     agent.measure(10)
     aws.sagemaker.stop_training_job(TrainingJobName=agent.job)

@@ -1,4 +1,4 @@
-"""A host of a real job is given little of its processor: the service says which one, and why."""
+"""One host of a real job gets little processor time: the service names the host and the cause."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from clary.testing.slow_hosts import limit_processors, rank_processes
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_group("straggler-jobs")]
 
 LIMIT_S = 120
-PROCESSOR_SHARE = 0.04  # less than a busy machine gives everybody
+PROCESSOR_SHARE = 0.04  # less than each host gets on a busy machine
 SCRIPT = """
 import torch, torch.distributed as dist
 from torch.utils.data import DataLoader
@@ -34,7 +34,7 @@ while True:
 
 @pytest.fixture
 def job(service):
-    """The name of a job of two hosts that trains, until the test is over."""
+    """The name of a job of two hosts that trains until the end of the test."""
     aws, name = Clients(service), unique("straggler")
     hyperparameters = {"sagemaker_torch_distributed_enabled": "true"}
     start(aws, script_request(aws, name, {"train.py": SCRIPT}, instance_count=2, hyperparameters=hyperparameters))
@@ -55,7 +55,7 @@ def until(holds):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may limit the processors of a job's host")
 @pytest.mark.long
-def test_a_host_that_gets_little_of_its_processor_is_named_and_everybody_hears_of_it(service, job):
+def test_a_host_with_little_processor_time_is_named_in_every_output(service, job):
     processes = rank_processes(job, "algo-2")
     assert set(processes.values()) == {1}
     for pid in processes:

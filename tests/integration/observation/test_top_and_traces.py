@@ -16,9 +16,9 @@ DEADLINE_S = 90
 
 
 class FakeCollector(http.server.BaseHTTPRequestHandler):
-    """Takes every POST, keeps it, and answers 200."""
+    """Accepts and records every POST, and answers 200."""
 
-    bodies: list = []  # of the one collector of this module
+    bodies: list = []  # shared by the only collector of this module
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -53,7 +53,7 @@ def service(tmp_path_factory, collector):
 
 
 def until(read, what):
-    """Return the first true result of `read`."""
+    """Call `read` until its result is true; return the result."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         found = read()
@@ -64,7 +64,7 @@ def until(read, what):
 
 
 @pytest.mark.long
-def test_a_job_is_seen_while_it_runs_and_told_as_a_trace_when_it_has_ended(service):
+def test_a_running_job_is_shown_by_top_and_an_ended_one_is_exported_as_a_trace(service):
     client = boto3.client(
         "sagemaker",
         endpoint_url=service.environment["AWS_ENDPOINT_URL"],

@@ -1,4 +1,4 @@
-"""Jobs whose programs tell MLflow and W&B how they go, with the clients that people have: read, kept, handed on."""
+"""Jobs whose programs log to MLflow and W&B with unmodified clients: values are parsed, stored and passed on."""
 
 import json
 import subprocess
@@ -44,7 +44,7 @@ def tracked(service, python, program, *arguments, **environment):
 
 @pytest.mark.needs("sdk3")
 @pytest.mark.long
-def test_mlflow_finds_its_runs_in_the_artifact_and_their_values_are_the_jobs(service, tmp_path):
+def test_mlflow_runs_are_in_the_artifact_and_their_values_in_the_job(service, tmp_path):
     metrics, lines, results = tracked(service, SDK3_PYTHON, "mlflow_program.py")
     assert {name: metrics[name]["num_values"] for name in ("loss", "eval/accuracy")} == {"loss": 5, "eval/accuracy": 5}
     assert metrics["eval/accuracy"]["step"] == 5
@@ -69,7 +69,7 @@ def test_mlflow_finds_its_runs_in_the_artifact_and_their_values_are_the_jobs(ser
 
 @pytest.mark.needs("wandb")
 @pytest.mark.parametrize("arguments", [(), ("login",)], ids=["plain", "login"])
-def test_wandb_works_offline_its_run_is_in_the_artifact_and_its_values_are_the_jobs(service, arguments):
+def test_offline_wandb_runs_are_in_the_artifact_and_their_values_in_the_job(service, arguments):
     metrics, lines, results = tracked(service, WANDB_PYTHON, "wandb_program.py", *arguments)
     assert {name: one["num_values"] for name, one in metrics.items()} == {"loss": 5, "eval.accuracy": 5, "best": 5}
     assert (metrics["eval.accuracy"]["last"], metrics["eval.accuracy"]["step"]) == (1.0, 5)

@@ -1,4 +1,4 @@
-"""A real job reports its training in files and in a status of its own, and people see all of it while it runs."""
+"""A real job reports its training in files and by a status, all visible while it runs."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,7 @@ PROGRAM = Path(__file__).with_name("training_program.py").read_text()
 
 
 def look_until(look, wanted, *, timeout_s=LIMIT_S):
-    """Return the first result of `look` that is wanted, or the last one at the end of the time."""
+    """Call `look` until `wanted` holds or the time is over; return the last result."""
     deadline = time.monotonic() + timeout_s
     while not wanted(found := look()) and time.monotonic() < deadline:
         time.sleep(0.3)
@@ -28,7 +28,7 @@ def look_until(look, wanted, *, timeout_s=LIMIT_S):
 
 
 @pytest.mark.long
-def test_what_a_program_writes_of_its_training_is_seen_while_it_runs_and_afterwards(service):
+def test_a_programs_training_reports_are_visible_during_the_run_and_afterwards(service):
     aws, name = Clients(service), unique("learning")
     request = script_request(aws, name, {"train.py": PROGRAM}, Environment={"LONGEST_PAUSE_S": str(LIMIT_S)})
     request["TensorBoardOutputConfig"] = {"S3OutputPath": f"s3://{BUCKET}/boards"}
@@ -108,7 +108,7 @@ def test_what_a_program_writes_of_its_training_is_seen_while_it_runs_and_afterwa
 
 @pytest.mark.needs("hf")
 @pytest.mark.long
-def test_a_trainer_of_transformers_reports_its_progress_without_a_line_of_code(service):
+def test_the_trainer_of_transformers_reports_its_progress_without_changes(service):
     aws, name = Clients(service), unique("trainer")
     program = Path(__file__).with_name("huggingface_progress_program.py")
     aws.sagemaker.create_training_job(**job_request(name, f"{HF_PYTHON} {program}"))
@@ -137,7 +137,7 @@ client.put_metric_data(Namespace="My/App", MetricData=[{"MetricName": "small", "
 def test_a_program_puts_metrics_with_boto3_which_packs_large_bodies(service):
     aws, name = Clients(service), unique("puts")
     request = script_request(aws, name, {"train.py": PUTS})
-    request["AlgorithmSpecification"]["TrainingImage"] = "team/remote:1"  # has boto3
+    request["AlgorithmSpecification"]["TrainingImage"] = "team/remote:1"  # its environment has boto3
     aws.sagemaker.create_training_job(**request)
     facts = wait(aws, name, timeout_s=LIMIT_S)
     assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")

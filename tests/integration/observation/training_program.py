@@ -1,4 +1,4 @@
-"""The entry point of a job that reports its training in all the ways of real programs; standard library only."""
+"""Entry point of a job that reports its training in every way that real programs use; standard library only."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import time
 import urllib.request
 
 STEPS = 40
-SEEN = "/opt/ml/output/seen"  # ends the pause in the middle, in which others look at what was said so far
+SEEN = "/opt/ml/output/seen"  # ends the pause in the middle, in which the test reads the reports so far
 PIXEL = bytes.fromhex(  # a whole PNG of one pixel
     "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b550000000a49444154789c636000000002000148afa471"
     "0000000049454e44ae426082"

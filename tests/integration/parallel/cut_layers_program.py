@@ -1,4 +1,4 @@
-"""GPT-NeoX under both faces of the cut layers: `smp.nn` (replaced) and `torch.sagemaker` (cut in place), same weights.
+"""GPT-NeoX with both APIs of tensor-parallel layers and the same weights: `smp.nn` (replaced), `torch.sagemaker` (cut).
 
 Functions `test_...(rank, size)`; see `torch_ranks`.
 """
@@ -57,7 +57,7 @@ def plain_model():
     torch.manual_seed(1)
     model = GPTNeoXForCausalLM(copy.deepcopy(CONFIG))
     with torch.no_grad():
-        for parameter in model.parameters():  # zeros and ones would hide mistakes
+        for parameter in model.parameters():  # initial zeros and ones would hide errors
             parameter += 0.1 * torch.randn_like(parameter)
     return model
 
@@ -78,7 +78,7 @@ def cut_model(state, group):
 
 
 def of_replaced(model, values, group):
-    """Return tensors by our names, of slices, as whole ones by the names of the plain model."""
+    """Return slices named as in Clary's layers as whole tensors named as in the plain model."""
     wholes = gather_tensors(model, values, group)
     return TO_THEIRS(wholes, num_attention_heads=CONFIG.num_attention_heads)
 
@@ -118,16 +118,16 @@ def compare(degree, optimize):
         near(of_cut(cut, gradients(cut), group), gradients(plain))
 
 
-def test_both_faces_compute_as_the_model_in_one_piece(rank, size):
+def test_both_apis_compute_the_same_as_the_plain_model(rank, size):
     for optimize in ("speed", "memory"):
         compare(size, optimize)
 
 
-def test_both_faces_compute_as_the_model_in_one_piece_on_one_rank(rank, size):
+def test_both_apis_compute_the_same_as_the_plain_model_on_one_rank(rank, size):
     compare(1, "speed")
 
 
-def test_a_state_goes_from_one_degree_and_face_to_the_others(rank, size):
+def test_a_state_can_be_loaded_at_other_degrees_and_by_the_other_api(rank, size):
     plain = plain_model()
     state = {name: one.detach() for name, one in plain.named_parameters()}
     whole = state
@@ -142,8 +142,8 @@ def test_a_state_goes_from_one_degree_and_face_to_the_others(rank, size):
             assert all(torch.equal(whole[name], value) for name, value in state.items())
 
 
-def test_slices_of_both_faces_are_the_same_where_the_cut_is(rank, size):
-    """Heads of a query, inner channels of an MLP: a rank holds the same under either face."""
+def test_slices_of_both_apis_are_equal(rank, size):
+    """Each rank has the same attention heads and inner channels of the MLP with either API."""
     with parallel(size) as group:
         plain = plain_model()
         state = {name: one.detach() for name, one in plain.named_parameters()}

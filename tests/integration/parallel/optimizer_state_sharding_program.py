@@ -1,4 +1,4 @@
-"""Optimizers whose state is spread over ranks, against the same optimizer on every rank."""
+"""Optimizers whose state is sharded over ranks, compared with the same optimizer on every rank."""
 
 import copy
 
@@ -13,12 +13,12 @@ _KINDS = {
     "sgd": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
     "adam": (torch.optim.Adam, {"lr": 0.01}),
     "adamw": (torch.optim.AdamW, {"lr": 0.01, "amsgrad": True}),
-    "adafactor": (torch.optim.Adafactor, {"lr": 0.01}),  # looks at whole matrices
+    "adafactor": (torch.optim.Adafactor, {"lr": 0.01}),  # needs whole matrices
 }
 
 
 class Uneven(nn.Module):
-    """Parameters of all sizes, some of which are not used, or in odd steps only."""
+    """Parameters of all sizes, some of them unused or used in odd steps only."""
 
     def __init__(self):
         super().__init__()
@@ -55,7 +55,7 @@ def backward(module, rank, step):
 
 
 def average_in_order(module, size):
-    """Reduce gradients as owners do: added up in the order of ranks, in 32 bits."""
+    """Average gradients as the owning ranks do: summed in the order of ranks, in 32 bits."""
     for parameter in module.parameters():
         if parameter.grad is None:
             continue
@@ -90,7 +90,7 @@ def assert_same_bits(ours, theirs):
         assert torch.equal(one, other), f"{name}: {(one - other).abs().max()}"
 
 
-def test_steps_have_the_bits_of_the_optimizer_that_is_not_spread(rank, size):
+def test_steps_equal_the_unsharded_optimizer_bit_by_bit(rank, size):
     for kind in _KINDS:
         module = model()
         optimizer = spread(module, kind)
@@ -99,7 +99,7 @@ def test_steps_have_the_bits_of_the_optimizer_that_is_not_spread(rank, size):
         assert_same_bits(module, plain)
 
 
-def test_state_lies_at_one_rank(rank, size):
+def test_the_state_of_a_parameter_is_on_one_rank(rank, size):
     module = model()
     optimizer = spread(module, "adam")
     train(rank, module, optimizer)
@@ -112,7 +112,7 @@ def test_state_lies_at_one_rank(rank, size):
     assert max(held) <= max(largest, sum(numels.values()) / size * 4 / 3), (held, optimizer.reasons)
 
 
-def test_gradients_that_are_reduced_already(rank, size):
+def test_gradients_that_are_already_reduced_are_accepted(rank, size):
     module = model()
     optimizer = spread(module, "adamw")
     for step in range(_STEPS):
@@ -124,7 +124,7 @@ def test_gradients_that_are_reduced_already(rank, size):
     assert_same_bits(module, train_plain(rank, size, "adamw")[0])
 
 
-def test_a_gradient_that_one_rank_has_counts(rank, size):
+def test_a_gradient_present_on_one_rank_only_counts(rank, size):
     layer = nn.Linear(2, 2, bias=False)
     nn.init.ones_(layer.weight)
     optimizer = ShardedStateOptimizer(torch.optim.SGD(layer.parameters(), lr=1.0), lambda _: dist.group.WORLD)
@@ -190,7 +190,7 @@ def test_masters_in_32_bits(rank, size):
 
 
 def test_parameters_of_different_groups_of_ranks(rank, size):
-    """As with tensor parallelism: some parameters are alike on all ranks, others on every second."""
+    """As with tensor parallelism: some parameters are equal on all ranks, others on every second rank."""
     pairs = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     own = pairs[rank % 2]
     torch.manual_seed(7)
@@ -248,7 +248,7 @@ def test_a_local_state_of_another_rank_is_refused(rank, size):
     assert f"has ranks [({(rank + 1) % size}, {size})]; expected [({rank}, {size})]" in failure, failure
 
 
-def test_full_states_are_those_of_the_optimizer_that_is_not_spread(rank, size):
+def test_full_states_equal_those_of_the_unsharded_optimizer(rank, size):
     module = model()
     optimizer = spread(module, "adam")
     train(rank, module, optimizer, range(2))

@@ -1,7 +1,7 @@
-"""Kills a rank of a pipeline at every action of its schedule, and tells how the others ended.
+"""Program that kills a rank of a pipeline at every action of its schedule, and reports the ends of the others.
 
-Ran as a script with a backend and a schedule's name. One process imports torch; each case forks its ranks from it. One
-JSON object a case on stdout: who was killed at what, and by rank what was raised, None if the step ended well.
+Run as a script with a backend and a schedule's name. One process imports torch; each case forks its ranks from it.
+Prints one JSON object per case: the killed rank, the action, and by rank the error, None if the step succeeded.
 """
 
 import json
@@ -27,7 +27,7 @@ LIMIT_S = 20.0
 
 
 class Deadly(Pipeline):
-    """Ends its process where it was told to."""
+    """Kills its process at the action `kill_at`."""
 
     kill_at = None
 
@@ -49,7 +49,7 @@ def be_rank(rank, schedule, backend, folder, kill_at):
     stages = {stage: nn.Linear(4, 4) for stage in schedule.stages_of(rank)}
     pipeline = Deadly(stages, schedule, dist.group.WORLD, lambda given, _: given.mean(), timeout_s=LIMIT_S)
     inputs = torch.ones(4, 4)
-    pipeline.step(inputs)  # so that shapes are known and receives are posted ahead
+    pipeline.step(inputs)  # afterwards shapes are known and receives are posted early
     pipeline.kill_at = kill_at
     failure = None
     try:
@@ -57,7 +57,8 @@ def be_rank(rank, schedule, backend, folder, kill_at):
     except Exception as error:  # noqa: BLE001 - told to the test
         failure = [type(error).__name__, str(error)]
     (folder / f"told-{rank}").write_text(json.dumps(failure), encoding="utf-8")
-    # It stays, as a program would that catches the error: others must not need its end to learn of the failure.
+    # The process keeps running, like a program that catches the error: other ranks must learn of the failure without
+    # its end.
     deadline_s = time.monotonic() + 2 * LIMIT_S
     while len(list(folder.glob("told-*"))) < size - 1 and time.monotonic() < deadline_s:
         time.sleep(0.01)
@@ -89,7 +90,7 @@ def run_case(schedule, backend, kill_at):
 def main(backend, name):
     torch.set_num_threads(1)
     register()
-    # What torch imports late, it imports here, once: it takes longer than a case.
+    # Import torch's lazy modules once before the forks, because this takes longer than a case.
     torch.autograd.backward([nn.Linear(4, 4)(torch.ones(4, 4))], [torch.ones(4, 4)])
     schedule = SCHEDULES[name]
     for actions in schedule.ranks:

@@ -1,4 +1,4 @@
-"""Every schedule against the same model on one process, several steps. See `torch_ranks`."""
+"""Every schedule compared with the same model in one process, over several steps. See `torch_ranks`."""
 
 import contextlib
 import copy
@@ -21,7 +21,7 @@ STEPS = 3
 
 
 class Block(nn.Module):
-    """A residual layer in small."""
+    """A small residual layer."""
 
     def __init__(self):
         super().__init__()
@@ -33,7 +33,7 @@ class Block(nn.Module):
 
 
 class Several(nn.Module):
-    """Passes on its inputs: hidden states, a mask that wants no gradient, and a skipped input that wants one."""
+    """Passes on its inputs: hidden states, a mask without gradient, and a skip input with gradient."""
 
     def __init__(self):
         super().__init__()
@@ -66,7 +66,7 @@ def loss_fn(scores, targets):
 
 
 def alone(parts, num_microbatches, steps):
-    """Train on this process; losses of every step and the parameters' gradients of the last."""
+    """Train in this process; return the losses of every step and the gradients of the last step."""
     optimizer = torch.optim.SGD([one for part in parts for one in part.parameters()], lr=0.1)
     losses = []
     for step in range(steps):
@@ -135,7 +135,7 @@ def test_zbv(rank, size):
         compare(rank, zbv(size, num_microbatches))
 
 
-def test_ranks_that_do_not_end_together(rank, size):
+def test_training_is_the_same_with_ends_together_disabled(rank, size):
     compare(rank, one_f_one_b(size, 4), ends_together=False)
     dist.barrier()
 
@@ -148,13 +148,13 @@ class Counting(Pipeline):
     def _perform(self, action, received):
         given = super()._perform(action, received)
         alive = sum(stage.num_alive for stage in self._stages.values())
-        # A weight's half ends a microbatch's life; all other peaks are seen after a forward.
+        # The weight half of a backward pass frees a microbatch; peaks occur after a forward pass.
         self.peak_activations = max(self.peak_activations, alive)
         self.peak_sends = max(self.peak_sends, sum(map(len, self._exchange._sends.values())))
         return given
 
 
-def test_no_more_lives_than_was_simulated(rank, size):
+def test_the_peak_of_living_activations_equals_the_simulation(rank, size):
     for schedule in (gpipe(size, 5), one_f_one_b(size, 16), zb1p(size, 16), zbv(size, 16)):
         parts = {stage: nn.Linear(WIDTH, WIDTH) for stage in schedule.stages_of(rank)}
         pipeline = Counting(parts, schedule, dist.group.WORLD, lambda given, _: given.mean(), timeout_s=15)
@@ -163,11 +163,11 @@ def test_no_more_lives_than_was_simulated(rank, size):
             pipeline.step(inputs)
         assert pipeline.peak_activations == simulate(schedule).peak_activations[rank]
         assert sum(map(len, pipeline._exchange._sends.values())) == 0
-        if schedule.name == "1f1b":  # sends are let go of in step with the schedule, not at the end
+        if schedule.name == "1f1b":  # finished sends are released during the schedule, not at the end
             assert 0 < pipeline.peak_sends <= 2 * size + 1, pipeline.peak_sends
 
 
-def test_a_batch_is_let_go_of_when_its_step_has_ended(rank, size):
+def test_a_batch_is_freed_after_its_step(rank, size):
     for fails in (False, True):
         schedule = one_f_one_b(size, 4)
         stages = dict(enumerate(make_parts(size)))
@@ -186,7 +186,7 @@ def failing_loss(scores, targets):
     raise ValueError("said for this test")
 
 
-def test_a_run_is_gathered_of_all_ranks(rank, size):
+def test_the_times_of_a_run_are_gathered_from_all_ranks(rank, size):
     schedule = zb1p(size, 4)
     run = compare(rank, schedule).gather_last_run()
     assert [tuple(one.action for one in actions) for actions in run.ranks] == list(schedule.ranks)
@@ -217,12 +217,12 @@ def test_stages_with_several_tensors_between_them(rank, size):
     assert torch.equal(losses, torch.stack(expected))
     for stage, part in own.items():
         for ours, theirs in zip(part.parameters(), reference[stage].parameters(), strict=True):
-            # Autograd adds what comes from the next stage to what is of this one in another order than all at once.
+            # Autograd sums gradients of the next stage and of this stage in another order than in one process.
             torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-def test_batches_of_another_shape(rank, size):
-    """Shapes are told once; another shape is refused with advice, and taken once shapes are told again."""
+def test_batches_of_another_shape_need_new_shapes(rank, size):
+    """Shapes are exchanged once; another shape is refused with advice, and accepted after a new exchange."""
     schedule = one_f_one_b(size, 2)
     own = {rank: nn.Linear(WIDTH, WIDTH)}
     pipeline = Pipeline(own, schedule, dist.group.WORLD, lambda given, _: given.mean(), timeout_s=15)
@@ -256,12 +256,12 @@ class Failing(nn.Linear):
         return super().forward(value)
 
 
-def test_an_error_on_one_rank_ends_all_and_says_where(rank, size):
+def test_an_error_on_one_rank_ends_all_ranks_and_names_the_action(rank, size):
     schedule = one_f_one_b(size, 4)
     stage = Failing(WIDTH, WIDTH) if rank == 1 else nn.Identity()
     pipeline = Pipeline({rank: stage}, schedule, dist.group.WORLD, lambda given, _: given.mean(), timeout_s=15)
     inputs = torch.zeros(8, WIDTH)
-    inputs[4:6] = 100.0  # of microbatch 2
+    inputs[4:6] = 100.0  # fails at microbatch 2
     inputs.requires_grad_()
     error = raised(pipeline.step, inputs)
     if rank == 1:
@@ -276,7 +276,7 @@ def test_an_error_on_one_rank_ends_all_and_says_where(rank, size):
     assert "has failed before: rank" in str(raised(pipeline.step, inputs))
 
 
-def test_a_rank_that_does_not_come_is_waited_for_in_vain(rank, size):
+def test_a_missing_rank_is_named_at_the_timeout(rank, size):
     schedule = gpipe(size, 2)
     pipeline = Pipeline({rank: nn.Linear(2, 2)}, schedule, dist.group.WORLD, lambda x, _: x.mean(), timeout_s=1)
     if rank == 0:
@@ -295,7 +295,7 @@ def test_a_rank_that_does_not_come_is_waited_for_in_vain(rank, size):
         store.set("others have given up", "")
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_sent(rank, size):
+def test_unsuitable_arguments_are_refused_before_any_transfer(rank, size):
     world, loss = dist.group.WORLD, lambda given, _: given.mean()
     error = raised(Pipeline, {rank: nn.Identity()}, gpipe(size + 1, 2), world, loss)
     assert f"schedule gpipe is for {size + 1} ranks; the group has {size}" in str(error)

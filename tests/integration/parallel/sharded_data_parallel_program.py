@@ -1,4 +1,4 @@
-"""Sharded training on several ranks against one process that sees the batches of all of them."""
+"""Sharded training on several ranks, compared with one process that trains on the batches of all ranks."""
 
 import copy
 
@@ -18,14 +18,14 @@ WIDTH = 24
 _BATCH = 4
 _STEPS = 4
 _THRESHOLD = 30  # biases stay whole, weights are cut
-CLIPPING = 0.05  # below the norms that occur: every step clips
+CLIPPING = 0.05  # below the actual norms, so that every step clips
 
 
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, 41)  # no multiple of any degree
+        self.up = nn.Linear(WIDTH, 41)  # not a multiple of any degree
         self.down = nn.Linear(41, WIDTH)
 
     def forward(self, hidden):
@@ -33,7 +33,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers in a list, of which the first runs twice; a weight at both ends; one module that nothing uses; one that is
+    """Layers in a list, of which the first runs twice; a weight shared by both ends; one unused module; and one
     used in odd steps only."""
 
     def __init__(self, recomputes=None):
@@ -105,7 +105,7 @@ def shard(module, groups, kind, **options):
 
 
 def optimizer_of(module, kind):
-    """Two groups, so that parameters of one buffer differ in their options."""
+    """Return an optimizer with two groups, so that parameters of one buffer differ in their options."""
     parameters = list(module.parameters())
     options = {"lr": 0.5, "momentum": 0.9} if kind is torch.optim.SGD else {"lr": 0.01}
     return kind([{"params": parameters[::2]}, {"params": parameters[1::2], "weight_decay": 0.1}], **options)
@@ -209,7 +209,7 @@ def test_gradients_are_those_of_the_whole_batch(rank, size):
                     torch.testing.assert_close(slice_.grad, part, rtol=1e-4, atol=1e-7)
 
 
-def test_two_hosts_gather_in_two_stages(rank, size):
+def test_with_two_hosts_parameters_are_gathered_in_two_stages(rank, size):
     groups = groups_of(rank, 4, host=f"host-{rank // 2}")
     assert groups.grid == (2, 2)
     assert groups.segment == [0, 2, 1, 3][rank]
@@ -221,7 +221,7 @@ def test_recomputation_gathers_again(rank, size):
         compare(rank, size, torch.optim.SGD, size, made={"recomputes": is_reentrant})
 
 
-def test_nothing_stays_whole_at_threshold_0(rank, size):
+def test_at_threshold_0_every_parameter_is_sharded(rank, size):
     sharded, _ = compare(rank, size, torch.optim.SGD, size, options={"param_persistence_threshold": 0})
     assert all(flat.groups is not None for flat in sharded.flats)
 
@@ -248,7 +248,7 @@ def test_parameters_that_are_not_trained(rank, size):
     assert max(live) <= whole + 2 * size, f"{live} elements were whole when the first block's backward pass ended"
 
 
-def test_16_bits_train_with_masters_in_32(rank, size):
+def test_16_bit_parameters_train_with_32_bit_masters(rank, size):
     for dtype, loss_scale in ((torch.bfloat16, 1.0), (torch.float16, 1024.0)):
         for degree in (1, size):
             module = model()

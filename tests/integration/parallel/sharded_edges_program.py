@@ -1,4 +1,4 @@
-"""Sharded training at its edges: failures, limits, borrowed parameters, odd orders."""
+"""Edge cases of sharded training: failures, limits, borrowed parameters, unusual orders."""
 
 import contextlib
 import copy
@@ -31,24 +31,24 @@ from clary.train.parallel.sharded.build import shard_model
 from clary.train.parallel.sharded.groups import make_sharding_groups
 from clary.train.parallel.sharded.optimizer import ShardedOptimizer
 
-_SHORT_S = 2.0  # after which a collective that is meant to fail does
+_SHORT_S = 2.0  # timeout of a collective that is meant to fail
 
 
-def test_recomputation_frees_where_little_may_live(rank, size):
+def test_training_with_a_limit_of_zero_live_parameters(rank, size):
     compare(rank, size, torch.optim.SGD, size, made={"recomputes": False}, options={"max_live_parameters": 0})
 
 
-def test_small_buckets_and_no_foresight(rank, size):
+def test_training_with_small_buckets_and_without_prefetch(rank, size):
     few = {"reduce_bucket_size": 100, "num_prefetched": 0, "max_live_parameters": 1}
     sharded, _ = compare(rank, size, torch.optim.AdamW, size, options=few)
     assert all(sum(flat.layout.numels) <= 100 or len(flat.parameters) == 1 for flat in sharded.flats)
 
 
-def test_far_foresight(rank, size):
+def test_training_with_a_far_prefetch(rank, size):
     compare(rank, size, torch.optim.SGD, size, options={"num_prefetched": 3})
 
 
-def test_foresight_gathers_no_more_than_may_live(rank, size):
+def test_prefetch_keeps_to_the_limit_of_live_parameters(rank, size):
     peaks = {}
     for most in (2500, 10**9):  # a block has 1968 weights, the root 96
         options = {"max_live_parameters": most, "num_prefetched": 2}
@@ -63,7 +63,7 @@ def test_foresight_gathers_no_more_than_may_live(rank, size):
     assert peaks[2500] <= 2500 < 2 * 1968 < peaks[10**9], peaks
 
 
-def test_parameters_that_a_parent_borrows_of_a_child(rank, size):
+def test_a_parent_may_use_a_parameter_of_a_child_that_it_does_not_call(rank, size):
     torch.manual_seed(1)
     alone = Borrower()
     module = copy.deepcopy(alone)
@@ -77,7 +77,7 @@ def test_parameters_that_a_parent_borrows_of_a_child(rank, size):
     assert_same_weights(sharded, alone, rtol=1e-4, atol=1e-4)
 
 
-def test_replicas_begin_as_the_first(rank, size):
+def test_replicas_start_with_the_values_of_the_first(rank, size):
     torch.manual_seed(100 + rank)
     module = Stack()
     wanted = [copy.deepcopy(module.state_dict()) if rank == 0 else None]
@@ -101,7 +101,7 @@ def test_overflow_skips_the_step(rank, size):
     assert not optimizer.has_overflowed
 
 
-def test_freed_parameters_are_nan_and_gathered_ones_are_there(rank, size):
+def test_freed_parameters_are_nan_and_gathered_ones_have_values(rank, size):
     alone = model()
     sharded, _ = shard(model(), groups_of(rank, size), torch.optim.SGD)
     weight = sharded.module.blocks[0].up.weight
@@ -116,7 +116,7 @@ def test_freed_parameters_are_nan_and_gathered_ones_are_there(rank, size):
     assert sharded.num_live_parameters == 0
 
 
-def test_a_forward_pass_that_fails_frees(rank, size):
+def test_a_failed_forward_pass_frees_parameters(rank, size):
     sharded, optimizer = shard(model(), groups_of(rank, size), torch.optim.SGD)
     with contextlib.suppress(IndexError):
         sharded.module(torch.full((1, 4), 99))
@@ -126,7 +126,7 @@ def test_a_forward_pass_that_fails_frees(rank, size):
     assert_alike(losses, train_alone(size, torch.optim.SGD)[0])
 
 
-def test_a_backward_pass_that_fails_leaves_the_next_one_right(rank, size):
+def test_the_backward_pass_after_a_failed_one_is_correct(rank, size):
     sharded, optimizer = shard(model(), groups_of(rank, size), torch.optim.SGD)
 
     def fail(_):
@@ -161,7 +161,7 @@ def test_recomputation_in_an_announced_backward_pass(rank, size):
         compare(rank, size, torch.optim.SGD, max(1, size // 2), parts=2, announces=(False, True), made=made)
 
 
-def test_a_replica_that_does_not_come_is_told_with_the_buffer(rank, size):
+def test_the_error_of_a_missing_replica_names_the_buffer(rank, size):
     groups = groups_of(rank, size, timeout=timedelta(seconds=_SHORT_S))
     sharded, _ = shard(model(), groups, torch.optim.SGD)
     failure = ""
@@ -175,7 +175,7 @@ def test_a_replica_that_does_not_come_is_told_with_the_buffer(rank, size):
     dist.barrier()
 
 
-def test_what_optimizers_cannot_do_is_refused(rank, size):
+def test_unsupported_calls_of_optimizers_are_refused(rank, size):
     sharded = shard_model(model(), groups_of(rank, size), settings())
     parameters = list(sharded.module.parameters())
     stepped = torch.optim.AdamW([nn.Parameter(torch.ones(1))])

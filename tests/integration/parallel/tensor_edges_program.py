@@ -1,4 +1,4 @@
-"""Layers cut over tensor ranks: refusals, attention alone, groups beside replicas."""
+"""Tensor-parallel layers: refused arguments, single attention layers, tensor groups with replicas."""
 
 import itertools
 
@@ -75,7 +75,7 @@ def test_flash_attention_layer(rank, size):
 
 
 def test_tensor_group_within_data_parallel_ranks(rank, size):
-    """Half the ranks hold a layer together: their mean over the others is the mean over the global batch."""
+    """Each half of the ranks shards a layer; averaging over the halves gives the mean over the global batch."""
     with parallel(size // 2, prescaled_batch=False):
         groups = runtime.current().groups
         torch.manual_seed(3)

@@ -1,7 +1,7 @@
-"""transformers' models cut over tensor ranks beside themselves in one piece. Functions `test_...(rank, size)`.
+"""Tensor-parallel models of transformers compared with the unsharded models. Functions `test_...(rank, size)`.
 
-Weights go to the distributed model and gradients come back by the translations of checkpoints, so those are tested with
-every comparison. Models are tiny and made from their configurations. See `torch_ranks`.
+Weights and gradients are converted by the translations of checkpoints, so that every comparison tests these too. Models
+are tiny and built from configurations. See `torch_ranks`.
 """
 
 import copy
@@ -119,7 +119,7 @@ def tensor_group():
 
 
 def batch(seed):
-    """A batch whose last row is padded on the right."""
+    """Return a batch whose last row is padded on the right."""
     ids = torch.randint(3, WORDS, (N, S), generator=torch.Generator().manual_seed(seed))
     mask = torch.ones_like(ids)
     mask[-1, -2:] = 0
@@ -130,13 +130,13 @@ def plain_model(model_class, config):
     torch.manual_seed(1)
     model = model_class(copy.deepcopy(config))
     with torch.no_grad():
-        for parameter in model.parameters():  # zeros and ones would hide mistakes
+        for parameter in model.parameters():  # initial zeros and ones would hide errors
             parameter += 0.1 * torch.randn_like(parameter)
     return model
 
 
 def distribute(plain, **keywords):
-    """Return a distributed copy that has weights of its own, and the record of replacements."""
+    """Return a distributed copy with new weights, and the record of replacements."""
     model = copy.deepcopy(plain)
     set_tensor_parallelism(model, **keywords)
     done = replace_modules(model)
@@ -146,8 +146,8 @@ def distribute(plain, **keywords):
 def compare(plain, translate, *, replaced, make_batch=batch, loss_of=None):
     """Check loss, logits and gradients on all layouts.
 
-    replaced: the classes that are to be replaced, and by what.
-    translate: from our state to theirs, and back.
+    replaced: pairs of replaced class and its distributed class.
+    translate: functions from Clary's state to that of transformers, and back.
     """
     to_theirs, to_ours = translate
     loss_of = loss_of or (lambda output: output.loss)
@@ -159,7 +159,7 @@ def compare(plain, translate, *, replaced, make_batch=batch, loss_of=None):
             model.load_state_dict(cut_state_dict(model, to_ours(plain.state_dict())))
             whole = to_theirs(gather_state_dict(model, group))
             state = dict(plain.named_parameters(remove_duplicate=False))
-            masks = plain.state_dict().keys() - state.keys()  # of versions before 5
+            masks = plain.state_dict().keys() - state.keys()  # buffers of versions before 5
             assert whole.keys() - masks == state.keys()
             assert all(torch.equal(whole[key], value) for key, value in state.items())
             seeds = [7] if keys["prescaled_batch"] else range(group.size)
@@ -187,7 +187,7 @@ def compare(plain, translate, *, replaced, make_batch=batch, loss_of=None):
 
 
 def whole_gradients(model):
-    """Return gradients as the mean over the global batch, each over the group that is to reduce it."""
+    """Return unsharded gradients, averaged over the global batch by the group that must reduce each."""
     group, pieces = tensor_group(), slices_of(model)
     inside = {
         id(parameter)
@@ -200,7 +200,7 @@ def whole_gradients(model):
         if parameter.grad is None:
             continue
         gradient = parameter.grad.clone()
-        if id(parameter) not in inside:  # over dp, which is tp here
+        if id(parameter) not in inside:  # reduced over dp, whose ranks are the tensor ranks here
             dist.all_reduce(gradient, group=group.process_group)
             gradient /= group.size
         found[name] = collectives.gather_whole(gradient, group, pieces[name].dimension) if name in pieces else gradient
@@ -233,7 +233,7 @@ def test_gpt2(rank, size):
 def test_gpt2_with_scores_scaled_by_layer(rank, size):
     config = copy.deepcopy(GPT2)
     config.scale_attn_by_inverse_layer_idx = True
-    config._attn_implementation = "eager"  # transformers 4.46 leaves the scale out of its other ways
+    config._attn_implementation = "eager"  # transformers 4.46 omits the scale in its other attention implementations
     config.tie_word_embeddings = False
     plain = plain_model(GPT2LMHeadModel, config)
     compare(plain, GPT2_TRANSLATION, replaced=model_becomes("GPT2LMHeadModel"))
@@ -264,7 +264,7 @@ def test_bert(rank, size):
         translators("bert"),
         replaced={
             ("BertEncoder", "DistributedTransformer"),
-            ("Embedding", "DistributedEmbedding"),  # of positions and token types: that of words is tied
+            ("Embedding", "DistributedEmbedding"),  # embeddings of positions and token types; that of words is tied
             ("Linear", "DistributedLinear"),
         },
     )
@@ -297,7 +297,7 @@ def test_eager_attention_masks(rank, size):
 
 
 def test_blocks_of_other_models(rank, size):
-    """Models that are no causal language models keep their form, and have their blocks replaced."""
+    """In models other than causal language models only the blocks are replaced."""
 
     def shifted(seed):
         made = batch(seed)
@@ -317,7 +317,7 @@ def test_blocks_of_other_models(rank, size):
         to_theirs, to_ours = translation
 
         def blocks(state, to_ours=to_ours, base="gpt_neox." if block == "GPTNeoXLayer" else "transformer.", at=block):
-            """Blocks are replaced in their places, under the model's own names."""
+            """Return the state of replaced blocks under the model's own names."""
             ours = to_ours({f"{base}{key}": value for key, value in state.items()})
             names = {"word_embedding": "embed_in" if at == "GPTNeoXLayer" else "wte", "position_embedding": "wpe"}
             found = {}
@@ -381,7 +381,7 @@ OPT = OPTConfig(
 
 
 def test_opt(rank, size):
-    """Its layers: positions are counted by its mask, which a whole model of ours does not do."""
+    """Only layers are replaced, because OPT counts positions by its mask, unlike Clary's whole models."""
     replaced = {("OPTDecoderLayer", "DistributedTransformerLayer")}
     compare(plain_model(OPTForCausalLM, OPT), translators("opt"), replaced=replaced)
 
@@ -402,7 +402,7 @@ def test_opt_with_another_head(rank, size):
     )
 
 
-def test_opt_that_normalises_behind_stays_as_it_is(rank, size):
+def test_opt_with_post_normalisation_is_not_replaced(rank, size):
     config = copy.deepcopy(OPT)
     config.do_layer_norm_before = False
     with parallel(size):
@@ -438,7 +438,7 @@ def test_vit(rank, size):
 
 
 def test_t5(rank, size):
-    """Its matrices, one by one: our layers have no biases by distance that are learnt."""
+    """Only single matrices are replaced, because Clary's layers have no learnt relative position biases."""
     config = T5Config(
         vocab_size=WORDS,
         d_model=32,
@@ -471,7 +471,7 @@ def test_llama(rank, size):
     compare(plain_model(LlamaForCausalLM, LLAMA), translators("llama"), replaced=replaced)
 
 
-def test_llama_with_biases_and_positions_of_its_own(rank, size):
+def test_llama_with_biases_and_custom_positions(rank, size):
     config = copy.deepcopy(LLAMA)
     config.attention_bias = config.mlp_bias = True
     positions = torch.tensor([0, 1, 3, 4, 8, 9])
@@ -489,7 +489,7 @@ def test_llama_with_biases_and_positions_of_its_own(rank, size):
     )
 
 
-def test_llamas_that_our_layers_cannot_be_are_cut_by_their_matrices(rank, size):
+def test_llamas_beyond_clarys_layers_have_only_their_matrices_sharded(rank, size):
     turned, shared = copy.deepcopy(LLAMA), copy.deepcopy(LLAMA)
     turned.rope_parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
     shared.num_key_value_heads = 1
@@ -502,7 +502,7 @@ def test_llamas_that_our_layers_cannot_be_are_cut_by_their_matrices(rank, size):
         compare(plain_model(LlamaForCausalLM, config), UNCHANGED, replaced=MATRICES)
 
 
-def test_weights_are_carried_over_where_that_is_asked_for(rank, size):
+def test_weights_are_kept_on_request(rank, size):
     for model_class, config in (
         (GPT2LMHeadModel, GPT2),
         (GPTNeoForCausalLM, NEO),
@@ -533,7 +533,7 @@ def test_weights_are_carried_over_where_that_is_asked_for(rank, size):
             assert all(torch.equal(whole[key], value) for key, value in plain.state_dict().items())
 
 
-def test_what_is_not_supported_is_kept_or_refused_with_a_reason(rank, size):
+def test_unsupported_models_are_kept_or_refused_with_a_reason(rank, size):
     with parallel(size):
         odd = copy.deepcopy(GPT2)
         odd.activation_function = "mish"
@@ -569,7 +569,7 @@ def raised(call):
     raise AssertionError("nothing was raised")
 
 
-def test_models_made_inside_the_context_take_its_keywords(rank, size):
+def test_models_created_inside_the_context_use_its_keywords(rank, size):
     with parallel(size, prescaled_batch=True):
         with tensor_parallelism(attention_dropout_prob=0.25, fused_softmax=True, nonsense=3):
             model = GPT2LMHeadModel(GPT2)
@@ -600,7 +600,7 @@ def test_a_class_registered_late(rank, size):
         model(ids, labels=ids).loss.backward()
 
 
-def test_masks_of_older_versions_are_added_where_their_length_is_given(rank, size):
+def test_causal_mask_buffers_are_added_if_their_length_is_given(rank, size):
     plain = plain_model(GPT2LMHeadModel, GPT2)
     ours = translators("gpt2")[1](plain.state_dict())
     old = translators("gpt2")[0](ours, 4)

@@ -1,7 +1,7 @@
-"""A Llama of transformers whose layers a program names distributed versions for, on two tensor ranks.
+"""A Llama of transformers for whose layers the program registers distributed versions, on two tensor ranks.
 
-Run by test_tensor_llama in an environment that has transformers. Losses are compared with those of the model in one
-piece, trained on the batches of both ranks, and the weights after it.
+Run by test_tensor_llama in an environment with transformers. Losses and final weights are compared with those of the
+unsharded model, trained on the batches of both ranks.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ CONFIG = LlamaConfig(
 
 
 class DistributedLlamaAttention(smp.nn.DistributedModule):
-    """Attention of the program's own, whose matrices are cut."""
+    """The program's own attention, whose matrices are sharded."""
 
     def __init__(self, config):
         super().__init__()
@@ -59,7 +59,7 @@ class DistributedLlamaAttention(smp.nn.DistributedModule):
 
 
 class DistributedLlamaMLP(smp.nn.DistributedModule):
-    """An MLP of the program's own, likewise."""
+    """The program's own MLP, whose matrices are sharded."""
 
     def __init__(self, config):
         super().__init__()
@@ -72,7 +72,7 @@ class DistributedLlamaMLP(smp.nn.DistributedModule):
 
 
 class DistributedLlamaLayer(smp.nn.DistributedModule):
-    """A layer of the program's own, with names of transformers' and norms that stay whole."""
+    """The program's own layer, with transformers' names and unsharded norms."""
 
     def __init__(self, config):
         super().__init__()
@@ -103,7 +103,7 @@ def forward_hook(
 
 
 def return_hook(output):
-    """Return hidden states as a layer of transformers does: in 4.46 in a tuple."""
+    """Return hidden states in the form of a transformers layer: in 4.46 as a tuple."""
     return output[0] if TRANSFORMERS_MAJOR >= 5 else (output[0],)
 
 
@@ -135,7 +135,7 @@ def plain_llama():
     torch.manual_seed(5)
     model = LlamaForCausalLM(CONFIG)
     with torch.no_grad():
-        for parameter in model.parameters():  # norms begin with ones, which would hide mistakes
+        for parameter in model.parameters():  # norms are initialised with ones, which would hide errors
             parameter += 0.1 * torch.randn_like(parameter)
     return model
 
@@ -149,7 +149,7 @@ def optimizer_of(model):
 
 
 def alone():
-    """Return the losses and the state of a model in one piece."""
+    """Return the losses and the state of an unsharded model."""
     model = plain_llama()
     optimizer, losses = optimizer_of(model), []
     for step in range(NUM_STEPS):
@@ -182,7 +182,7 @@ def assert_trains_as_alone(registration, to_ours, to_theirs, layer_class, **keys
     expected, state = alone()
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-4, atol=1e-4)
     assert losses[-1] < losses[0]
-    for parameter in model.parameters():  # replicas are the same on both ranks
+    for parameter in model.parameters():  # replicated parameters are equal on both ranks
         if not model.is_distributed_parameter(parameter):
             other = parameter.detach().clone()
             dist.broadcast(other, 0)
@@ -202,13 +202,13 @@ def as_it_is(state):
     return state
 
 
-def test_a_class_of_the_programs_own(rank, size):
+def test_a_registered_class_of_the_program_trains_like_the_plain_model(rank, size):
     for keys in layouts():
         assert_trains_as_alone(OWN, as_it_is, as_it_is, DistributedLlamaLayer, **keys)
 
 
-def test_parts_of_a_class_of_ones_own_that_differ_are_told(rank, size):
-    """With a prescaled batch they may be slices that the program has cut."""
+def test_differing_parameters_of_a_registered_class_are_reported(rank, size):
+    """With a prescaled batch they may be slices made by the program."""
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -228,7 +228,7 @@ def test_parts_of_a_class_of_ones_own_that_differ_are_told(rank, size):
         assert len(found) == (told if rank == 0 else 0), lines
 
 
-def test_the_layer_of_smp_nn_by_its_hooks(rank, size):
+def test_the_layer_of_smp_nn_replaces_a_layer_by_its_hooks(rank, size):
     names = smp.nn.huggingface.llama
     to_theirs = names.translate_state_dict_to_hf_llama
     to_ours = names.translate_hf_state_dict_to_smdistributed_llama
@@ -236,8 +236,8 @@ def test_the_layer_of_smp_nn_by_its_hooks(rank, size):
         assert_trains_as_alone(of_smp(), to_ours, to_theirs, smp.nn.DistributedTransformerLayer, **keys)
 
 
-def test_a_decorated_class_of_the_programs_own(rank, size):
-    """`smp.tp_register` over a class that the program writes, in the place of transformers'."""
+def test_a_class_decorated_with_tp_register_replaces_a_layer(rank, size):
+    """The program's class is decorated with `smp.tp_register` and replaces that of transformers."""
 
     @smp.tp_register(*OWN)
     class Layer(LlamaDecoderLayer):

@@ -1,8 +1,7 @@
-"""Layers cut over tensor ranks beside the same layers in one piece. Functions `test_...(rank, size)`; see
-`torch_ranks`.
+"""Tensor-parallel layers compared with the same unsharded layers. Functions `test_...(rank, size)`; see `torch_ranks`.
 
-The reference is written with torch's functions on the gathered weights. What every comparison checks: outputs,
-gradients of inputs, and of every parameter, as [Note: mean] of `layout` promises them.
+The reference uses torch's functions on the gathered weights. Every comparison checks outputs and the gradients of
+inputs and of every parameter, as [Note: mean] of `layout` defines them.
 """
 
 import copy as copying
@@ -33,7 +32,7 @@ from clary.train.parallel.tensor.transformer import DistributedTransformer, Dist
 N, S, P, H, HEADS, HEAD, INNER, WORDS = 3, 5, 4, 16, 4, 6, 24, 20
 SIZES = {
     "num_attention_heads": HEADS,
-    "attention_head_size": HEAD,  # not hidden_size / num_attention_heads
+    "attention_head_size": HEAD,  # differs from hidden_size / num_attention_heads
     "hidden_size": H,
     "attention_dropout_prob": 0.0,
     "hidden_dropout_prob": 0.0,
@@ -51,7 +50,7 @@ def parallel(size, **keys):
 
 
 def layouts():
-    """Return all four layouts on two ranks, and the two that differ most on more ranks."""
+    """Return all four layouts on two ranks; on more ranks, the two that differ most."""
     every = [
         {"optimize": optimize, "prescaled_batch": prescaled}
         for optimize, prescaled in itertools.product(("memory", "speed"), (False, True))
@@ -69,7 +68,7 @@ def normal(*shape, seed=0):
 
 
 def shake(module):
-    """Give every parameter values of its own, so that no gradient is zero by symmetry; replicas stay alike."""
+    """Give every parameter random values, so that no gradient is zero by symmetry; replicas stay equal."""
     group, whole = tensor_group(), gather_state_dict(module, tensor_group())
     state = {key: value + 0.3 * normal(*value.shape, seed=place) for place, (key, value) in enumerate(whole.items())}
     for key in state:
@@ -82,7 +81,7 @@ def shake(module):
 def compare(module, reference, make_inputs, *, prescaled, call=None):
     """Check `module` on this rank's inputs against `reference(state, *inputs)` on those of all ranks.
 
-    make_inputs: of a seed, gives tensors; floating ones get gradients, None stays.
+    make_inputs: maps a seed to inputs; floating-point tensors get gradients, None stays None.
     """
     group = tensor_group()
     state = {key: value.clone().requires_grad_() for key, value in shake(module).items()}
@@ -144,7 +143,7 @@ def raised(call):
     raise AssertionError("nothing was raised")
 
 
-# The references: what the layers compute, in one piece.
+# The references: unsharded versions of the layers.
 
 
 def plain_linear(state, prefix, hidden):
@@ -180,7 +179,7 @@ def plain_attention(state, prefix, hidden, keys_of, mask, *, causal, rotary=None
 
 
 def plain_rotary(heads, rotary):
-    """By complex numbers, which the layer does not use."""
+    """Rotate by complex numbers, unlike the layer."""
     turned, rest = heads[..., : rotary.num_channels], heads[..., rotary.num_channels :]
     half = rotary.num_channels // 2
     pairs = turned.unflatten(-1, (half, 2)) if rotary.is_interleaved else torch.stack(turned.chunk(2, -1), -1)
@@ -219,10 +218,10 @@ def call_layer(module, hidden, mask, *rest):
     return output[0]
 
 
-# What is tested.
+# The tests.
 
 
-def test_steps_between_ranks_and_their_gradients(rank, size):
+def test_collectives_between_tensor_ranks_and_their_gradients(rank, size):
     with parallel(size):
         group = tensor_group()
         whole = normal(size * 2, 3, size * 4, seed=3)
@@ -299,7 +298,7 @@ def test_embedding(rank, size):
             )
 
 
-def test_embedding_limits_norms_of_whole_rows(rank, size):
+def test_embedding_renormalises_unsharded_rows(rank, size):
     with parallel(size, prescaled_batch=True):
         for norm_type in (1.0, 2.0, float("inf")):
             module = DistributedEmbedding(WORDS, H, max_norm=0.1, norm_type=norm_type)
@@ -384,8 +383,8 @@ def test_layer_with_cross_attention(rank, size):
             )
 
 
-def test_what_concerns_positions_is_left_to_self_attention(rank, size):
-    """Rotation, windows and falling scores are about distances within one sequence; states crossed to are another."""
+def test_options_about_positions_apply_only_to_self_attention(rank, size):
+    """Rotary embedding, windows and ALiBi depend on distances in one sequence; cross-attention has a second one."""
     rotary, window = Rotary(4, base=100.0), 2
     distance = (torch.arange(S) - torch.arange(S)[:, None]).abs()
     bias = -distance * 2.0 ** (-4.0 * torch.arange(1, HEADS + 1) / HEADS)[:, None, None]
@@ -457,7 +456,7 @@ def test_layer_with_a_window(rank, size):
             )
 
 
-def test_layer_whose_scores_fall_with_the_distance(rank, size):
+def test_layer_with_alibi(rank, size):
     distance = (torch.arange(S) - torch.arange(S)[:, None]).abs()
     bias = -distance * 2.0 ** (-4.0 * torch.arange(1, HEADS + 1) / HEADS)[:, None, None]
     for keys in layouts():
@@ -471,8 +470,8 @@ def test_layer_whose_scores_fall_with_the_distance(rank, size):
             )
 
 
-def test_a_stack_takes_as_few_steps_as_its_layout_promises(rank, size):
-    """One more layer adds a fixed list of collectives, forward and backward."""
+def test_a_stack_uses_the_number_of_collectives_of_its_layout(rank, size):
+    """Each further layer adds a fixed list of collectives, forward and backward."""
     sent = []
 
     def counted(name, function):
@@ -486,7 +485,7 @@ def test_a_stack_takes_as_few_steps_as_its_layout_promises(rank, size):
     own = {kind: getattr(dist, kind) for kind in kinds}
     expected = {  # per layer: two blocks, forward and backward; the statistics of two layer norms where they are split
         "speed": {"all_reduce": 4},
-        # gathered before each block, again for its backward pass, and behind each block's backward pass
+        # gathered before each block, again for its backward pass, and after each block's backward pass
         "memory": {"all_gather_single": 2 + 2 + 2 + 2, "reduce_scatter_single": 2 + 2, "all_reduce": 2},
     }
     for keys in layouts():
@@ -604,7 +603,7 @@ def test_language_model_with_cross_attention(rank, size):
             )
 
 
-def test_language_model_gives_the_loss_of_the_next_word(rank, size):
+def test_language_model_returns_the_loss_of_the_next_token(rank, size):
     with parallel(size, prescaled_batch=True):
         module = DistributedTransformerLMHead(
             num_layers=1, **LAYER, vocab_size=WORDS, num_positions=8, causal_mask_size=8
@@ -624,7 +623,7 @@ def test_language_model_gives_the_loss_of_the_next_word(rank, size):
         assert without((ids, None, None, None)).shape == (N, S, H)
 
 
-def test_layers_start_with_the_weights_of_one_piece(rank, size):
+def test_layers_start_with_the_weights_of_the_unsharded_layer(rank, size):
     with parallel(size):
         torch.manual_seed(11)
         cut = DistributedLinear(H, 7)
@@ -642,8 +641,8 @@ def test_layers_start_with_the_weights_of_one_piece(rank, size):
     assert torch.equal(whole["attention.query.weight"], torch.nn.init.normal_(torch.empty(HEADS * HEAD, H), std=0.5))
 
 
-def test_dropout_is_the_same_on_replicas_and_another_on_slices(rank, size):
-    for seed in (0, rank):  # programs seed alike, or by rank
+def test_dropout_is_equal_on_replicas_and_differs_on_slices(rank, size):
+    for seed in (0, rank):  # programs use one seed, or a seed per rank
         with parallel(size):
             group = tensor_group()
             torch.manual_seed(seed)
@@ -719,7 +718,7 @@ def test_half_precision_parameters(rank, size):
         hidden = hidden / hidden.abs().max() * 60000
         for is_added_in_float32 in (True, False):
             big = DistributedTransformerLayer(**LAYER, pre_layernorm=True, fp32_residual_addition=is_added_in_float32)
-            torch.nn.init.constant_(big.attention.dense.bias, 30000)  # half precision ends at 65504
+            torch.nn.init.constant_(big.attention.dense.bias, 30000)  # 65504 is the largest half-precision number
             output = big((hidden, None))[0]
             assert output.dtype == torch.float16
             assert output.isfinite().all() == is_added_in_float32

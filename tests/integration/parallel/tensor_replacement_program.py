@@ -79,7 +79,7 @@ def test_linear_and_embedding_are_replaced_and_keep_their_weights_if_asked(rank,
         assert model[0].weight.shape == (8, 4 // size)
 
 
-def test_weights_are_new_unless_asked(rank, size):
+def test_weights_are_new_by_default(rank, size):
     with parallel(size):
         with tensor_parallelism():
             model = nn.Sequential(nn.Linear(4, 4))
@@ -88,7 +88,7 @@ def test_weights_are_new_unless_asked(rank, size):
         assert not torch.equal(whole(model)["0.weight"], before)
 
 
-def test_embeddings_are_kept_where_that_is_asked_for(rank, size):
+def test_embeddings_are_kept_on_request(rank, size):
     with parallel(size):
         with tensor_parallelism(distribute_embedding=False):
             model = nn.Sequential(nn.Embedding(8, 4))
@@ -133,7 +133,7 @@ def test_the_outermost_registered_module_is_replaced_with_its_hooks(rank, size):
 
         @tp_register(DistributedTransformerLayer, init_hook, forward_hook, lambda output: {"hidden": output[0]})
         class Block(nn.Module):
-            """A program's own."""
+            """A block defined by a program."""
 
             def __init__(self, width, heads=4, *, inner=8):
                 super().__init__()
@@ -170,16 +170,16 @@ def test_the_model_itself_may_be_replaced(rank, size):
         assert str(done.changes[0]) == "the model (Linear): replaced by DistributedLinear"
 
 
-def test_modules_made_before_their_class_was_registered_are_kept(rank, size):
+def test_modules_created_before_their_class_was_registered_are_kept(rank, size):
     with parallel(size):
 
         class Late(nn.Linear):
-            """Is registered when it is too late."""
+            """Registered after its instances were created."""
 
         model = nn.Sequential(Late(4, 4))
 
         class Bare(nn.Module):
-            """Has no weights; so its replacement is not frozen."""
+            """Has no weights, so that its replacement is not frozen."""
 
         tp_register_with_module(Bare, DistributedLinear, lambda: ((4, 4), {}))
         bare = nn.Sequential(Bare())
@@ -207,7 +207,7 @@ def test_device_dtype_and_frozen_weights_are_kept(rank, size):
         assert model[1].weight.tensor_slice.dimension == 1
 
 
-def test_delayed_parameters_start_as_those_made_at_once(rank, size):
+def test_delayed_parameters_have_the_initial_values_of_immediate_ones(rank, size):
     def make():
         torch.manual_seed(3 + rank)
         return nn.Sequential(
@@ -237,7 +237,7 @@ def test_delayed_parameters_start_as_those_made_at_once(rank, size):
             assert whole(model)["0.bias"].isfinite().all()
 
 
-def test_nothing_is_replaced_where_it_is_not_wanted(rank, size):
+def test_no_module_is_replaced_unless_tensor_parallelism_is_enabled(rank, size):
     with parallel(size):
         model = nn.Sequential(nn.Linear(4, 4))
         assert replace_modules(model).changes == []
@@ -245,7 +245,7 @@ def test_nothing_is_replaced_where_it_is_not_wanted(rank, size):
         assert replace_modules(model).changes == []
 
 
-def test_keywords_that_do_nothing_are_told(rank, size):
+def test_keywords_without_effect_are_reported(rank, size):
     with parallel(size):
         with tensor_parallelism(fused_softmax=True, distribute_embedding=True, bias=False, fused_sofmax=True):
             model = nn.Sequential(nn.Linear(4, 4), nn.Embedding(4, 4))

@@ -1,4 +1,4 @@
-"""One model under both faces of the cut layers, beside itself in one piece."""
+"""One model with both APIs of tensor-parallel layers, compared with the unsharded model."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from needs import python_of
 
 PROGRAM = Path(__file__).with_name("cut_layers_program.py")
 
-pytestmark = pytest.mark.xdist_group("cut-layers")  # a program runs once a worker: all of them on one
+pytestmark = pytest.mark.xdist_group("cut-layers")  # a program runs once per worker
 
 
 @pytest.mark.needs("hf")

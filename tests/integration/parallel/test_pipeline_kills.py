@@ -1,4 +1,4 @@
-"""A rank of a pipeline is killed at every action of its list: all others end, and say where."""
+"""A rank of a pipeline is killed at every action of its schedule: all other ranks end with an error that names it."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def cases(backend, name):
 @pytest.mark.parametrize(
     ("backend", "name", "num_actions"), [("gloo", "1f1b", 12), ("gloo", "zbv", 24), ("smddp", "1f1b of two", 8)]
 )
-def test_a_rank_killed_at_any_action_ends_all_with_an_error_that_says_where(backend, name, num_actions):
+def test_a_rank_killed_at_any_action_ends_all_ranks_with_an_error_that_names_it(backend, name, num_actions):
     found = cases(backend, name)
     assert len(found) == len({case["killed_at"] for case in found}) == num_actions
     for case in found:
@@ -53,7 +53,7 @@ def test_a_rank_killed_at_any_action_ends_all_with_an_error_that_says_where(back
                 assert kind == "RankLost", case
                 assert words.startswith(f"rank {rank} of pipeline {name.split()[0]} "), case
                 assert _WHERE.search(words), case
-                # Whoever failed first met the killed rank itself, and all others have its words.
+                # The first rank to fail lost its connection to the killed rank; all others report that rank's message.
                 first = words.split("the first to fail said: ")[-1]
                 assert re.search(rf"(from|to|for) rank {killed}\b", first), case
                 assert "Timed out" not in first, case

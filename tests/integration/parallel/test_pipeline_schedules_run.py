@@ -1,4 +1,4 @@
-"""Pipelines of schedule lists against the same model on one process."""
+"""Pipelines of every schedule compared with the same model in one process."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from torch_ranks import assert_passed, names
 
 PROGRAM = Path(__file__).with_name("pipeline_schedules_program.py")
 
-pytestmark = pytest.mark.xdist_group("pipeline-schedules-run")  # a program runs once a worker: all of them on one
+pytestmark = pytest.mark.xdist_group("pipeline-schedules-run")  # a program runs once per worker
 
 
 @pytest.mark.timeout(200)

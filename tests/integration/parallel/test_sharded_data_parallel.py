@@ -1,4 +1,4 @@
-"""Sharded data parallelism over gloo, on 2 and 4 ranks, against one process."""
+"""Sharded data parallelism over gloo, on 2 and 4 ranks, compared with one process."""
 
 from pathlib import Path
 
@@ -8,14 +8,14 @@ from torch_ranks import assert_passed, names
 TRAINING = Path(__file__).with_name("sharded_data_parallel_program.py")
 EDGES = Path(__file__).with_name("sharded_edges_program.py")
 STATES = Path(__file__).with_name("sharded_states_program.py")
-NEED_FOUR = {"test_two_hosts_gather_in_two_stages"}
+NEED_FOUR = {"test_with_two_hosts_parameters_are_gathered_in_two_stages"}
 CASES = [
     *((TRAINING, name, size) for size in (2, 4) for name in names(TRAINING) if size == 4 or name not in NEED_FOUR),
     *((EDGES, name, 2) for name in names(EDGES)),
     *((STATES, name, size) for size in (2, 4) for name in names(STATES)),
 ]
 
-pytestmark = pytest.mark.xdist_group("sharded-data-parallel")  # a program runs once a worker: all of them on one
+pytestmark = pytest.mark.xdist_group("sharded-data-parallel")  # a program runs once per worker
 
 
 @pytest.mark.timeout(200)
@@ -28,5 +28,5 @@ def test_sharded(program: Path, name: str, size: int) -> None:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", [name for name in names(TRAINING) if name not in NEED_FOUR])
-def test_sharded_over_our_own_backend(name: str) -> None:
+def test_sharded_over_smddp(name: str) -> None:
     assert_passed(TRAINING, name, 2, CLARY_TEST_BACKEND="smddp")

@@ -1,4 +1,4 @@
-"""transformers' models cut over tensor ranks against themselves in one piece, in environments that have
+"""Tensor-parallel models of transformers compared with the unsharded models, in environments with three versions of
 transformers: the newest, one of the time of SMP v1, and one between them."""
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from needs import python_of, require
 
 PROGRAM = Path(__file__).with_name("tensor_huggingface_program.py")
 PYTHON = python_of("hf")
-OLDER = {"trainer": "4.28", "transformers-4.46": "4.46"}  # environments, and their versions of transformers
+OLDER = {"trainer": "4.28", "transformers-4.46": "4.46"}  # environment -> its version of transformers
 OF_ALL_VERSIONS = [
     "test_gpt2",
     "test_gpt2_with_scores_scaled_by_layer",
@@ -30,7 +30,7 @@ OF_ALL_VERSIONS = [
     "test_a_class_registered_late",
 ]
 
-pytestmark = pytest.mark.xdist_group("tensor-huggingface")  # a program runs once a worker: all of them on one
+pytestmark = pytest.mark.xdist_group("tensor-huggingface")  # a program runs once per worker
 
 
 @pytest.mark.needs("hf")

@@ -1,4 +1,4 @@
-"""Layers of transformers' Llama that a program names distributed versions for by `smp.tp_register`, on two ranks."""
+"""Layers of transformers' Llama that a program replaces by distributed ones with `smp.tp_register`, on two ranks."""
 
 from pathlib import Path
 
@@ -17,7 +17,9 @@ ENVIRONMENTS = {"hf": "5.24", "transformers-4.46": "4.46"}  # versions of transf
 @pytest.mark.xdist_group("tensor-llama")
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 @pytest.mark.parametrize("name", names(PROGRAM))
-def test_layers_are_those_that_the_program_names(name: str, environment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_are_replaced_by_those_that_the_program_registers(
+    name: str, environment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     require(environment)
     monkeypatch.setattr("torch_ranks.TRAIN_PYTHON", python_of(environment))
     assert_passed(PROGRAM, name, 2, CLARY_TEST_TRANSFORMERS=ENVIRONMENTS[environment], **VARIABLES)

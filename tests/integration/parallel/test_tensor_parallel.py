@@ -1,4 +1,4 @@
-"""Layers cut over tensor ranks against the same layers in one piece."""
+"""Tensor-parallel layers compared with the same unsharded layers."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ PROGRAM = Path(__file__).with_name("tensor_parallel_program.py")
 EDGES = Path(__file__).with_name("tensor_edges_program.py")
 REPLACEMENT = Path(__file__).with_name("tensor_replacement_program.py")
 
-pytestmark = pytest.mark.xdist_group("tensor-parallel")  # a program runs once a worker: all of them on one
+pytestmark = pytest.mark.xdist_group("tensor-parallel")  # a program runs once per worker
 
 
 @pytest.mark.timeout(200)

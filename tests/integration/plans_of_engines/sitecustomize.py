@@ -1,6 +1,6 @@
-"""Has plans say that the engine signals every process of a host, as those for a cluster's scheduler do.
+"""Makes plans state that the engine signals every process of a host, like plans for a cluster's scheduler.
 
-A service gets this folder on its PYTHONPATH: the local engine signals nobody, so no plan of its own says so.
+The service under test has this folder on its PYTHONPATH, because plans of the local engine never state this.
 """
 
 import functools

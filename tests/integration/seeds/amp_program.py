@@ -1,4 +1,4 @@
-"""Mixed precision by the names of a listing, where the hyperparameter `amp` asks for it."""
+"""Program that trains with the autocast of a listing if the hyperparameter `amp` is set."""
 
 # ruff: noqa: F821 - the listing defines the names
 import argparse
@@ -8,7 +8,7 @@ import warnings
 import torch
 from torch import nn
 
-warnings.simplefilter("ignore", FutureWarning)  # torch would rather have torch.amp
+warnings.simplefilter("ignore", FutureWarning)  # torch warns in favour of torch.amp
 
 # LISTING
 parser = argparse.ArgumentParser()

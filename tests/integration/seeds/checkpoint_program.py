@@ -1,4 +1,4 @@
-"""Go on from the newest number in the checkpoint folder, and write the next ones."""
+"""Program that continues from the newest number in the checkpoint folder, and writes the next ones."""
 
 import json
 import os

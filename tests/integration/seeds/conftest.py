@@ -14,7 +14,7 @@ BUCKETS = ("my-bucket", "your-bucket")  # that the listings name
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """A folder with listing.py and the files of MNIST that it asks for: 1,500 real digits."""
+    """The folder of listing.py and the files of MNIST that it loads: 1,500 real digits."""
     require_python(SDK2_PYTHON)
     folder = tmp_path_factory.mktemp("digits")
     subprocess.run([str(SDK2_PYTHON), str(HERE / "digits_maker.py"), str(folder), "1500"], check=True, timeout=60)
@@ -25,7 +25,7 @@ def digits(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def buckets(aws):
-    """The buckets that the listings name, the first with an object below data/."""
+    """The buckets named in the listings, the first with an object below data/."""
     for bucket in BUCKETS:
         aws.s3.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": aws.s3.meta.region_name})
     aws.s3.put_object(Bucket=BUCKETS[0], Key="data/digits.txt", Body=b"0123456789")

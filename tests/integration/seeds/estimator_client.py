@@ -1,4 +1,4 @@
-"""SDK v2 runs listings one after the other, waits for their jobs together, and tells the outcome of each.
+"""Client of SDK v2 that runs listings one after the other, waits for all their jobs, and writes the outcomes.
 
 python estimator_client.py LISTINGS.json TOLD.json
 """
@@ -38,7 +38,7 @@ NAMES = {
 
 
 def run(listing, name):
-    """Execute a listing in a folder of its own; return its estimator, whose job has begun."""
+    """Execute a listing in its own folder; return its estimator, whose job has started."""
     text = listing["text"]
     for printed, replacement in listing["changes"].items():
         assert printed in text, printed
@@ -64,12 +64,12 @@ def run(listing, name):
 
 
 def is_of_the_reader(node):
-    """Whether a node is a call of which the print leaves arguments to its reader."""
+    """Return whether a node is a call with `**the_rest`, the arguments left to the reader."""
     return isinstance(node, ast.Call) and any(one.arg is None for one in node.keywords)
 
 
 def wait_for(session, name):
-    """Return the description of a job that has ended."""
+    """Wait until a job has ended; return its description."""
     deadline = time.monotonic() + WAIT_S
     while not has_ended(job := session.describe_training_job(name)):
         if time.monotonic() > deadline:
@@ -79,13 +79,13 @@ def wait_for(session, name):
 
 
 def has_ended(job):
-    """Whether a job has ended, and its rules have said all that they say."""
+    """Return whether a job and its rules have ended."""
     rules = job.get("ProfilerRuleEvaluationStatuses", [])
     return job["TrainingJobStatus"] in ENDS and all(rule["RuleEvaluationStatus"] != "InProgress" for rule in rules)
 
 
 def described(session, name):
-    """Return the end of a job, its request as the service tells it, and its log."""
+    """Return the status of an ended job, its description from the service, and its log."""
     job = wait_for(session, name)
     logs = session.boto_session.client("logs")
     lines = []

@@ -1,4 +1,4 @@
-"""A sum over all ranks by Horovod, and the names that MPI has for the same ranks."""
+"""Program that sums over all ranks by Horovod, and prints MPI's number of each rank."""
 
 import json
 import os

@@ -1,8 +1,8 @@
-"""Compute for as long as a host takes to measure itself several times."""
+"""Program that computes for as long as a host needs for several measurements."""
 
 import time
 
-LASTS_S = 4.0  # hosts measure themselves twice a second
+LASTS_S = 4.0  # a host takes two measurements per second
 
 end_s = time.monotonic() + LASTS_S
 while time.monotonic() < end_s:

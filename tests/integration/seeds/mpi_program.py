@@ -1,4 +1,4 @@
-"""A sum over the ranks of mpirun by torch, which is told of no rank but by MPI's own variables."""
+"""Program that sums over the ranks of mpirun by torch; ranks are known only from MPI's own variables."""
 
 import json
 import os

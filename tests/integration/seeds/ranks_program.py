@@ -1,4 +1,4 @@
-"""Print the variables and arguments that this process has got, as one line of JSON."""
+"""Program that prints its environment variables and arguments as one line of JSON."""
 
 import json
 import os

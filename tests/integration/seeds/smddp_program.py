@@ -1,4 +1,4 @@
-"""A model whose ranks begin and see different things; a listing wraps it, and the ranks have to end with one model."""
+"""Program whose ranks have different initial models and data; the listing wraps the model, which must end up equal."""
 
 import json
 import os
@@ -11,13 +11,13 @@ torch.set_num_threads(1)
 if os.environ.get("SEED_JOINS_ITSELF"):
     torch.distributed.init_process_group("smddp")
 rank = int(os.environ.get("RANK", 0))
-torch.manual_seed(rank)  # models differ until the wrapping makes them equal
+torch.manual_seed(rank)  # models differ until the wrapper synchronises them
 model = nn.Linear(4, 2)
 # LISTING
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):
     optimizer.zero_grad()
-    model(torch.randn(8, 4)).square().sum().backward()  # of each rank's own numbers
+    model(torch.randn(8, 4)).square().sum().backward()  # random numbers that differ by rank
     optimizer.step()
 weight = model.module.weight.detach()
 all_weights = [torch.empty_like(weight) for _ in range(torch.distributed.get_world_size())]

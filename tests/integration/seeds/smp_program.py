@@ -1,4 +1,4 @@
-"""A deep model, cut into partitions; a listing has the step, and one process without SMP says the same losses."""
+"""Program with a deep, partitioned model; the listing defines the step; losses are compared with a run without SMP."""
 
 # ruff: noqa: F821 - the listing defines the names
 import json

@@ -17,12 +17,12 @@ LISTED = json.loads(printed("warm_pool.json"))
 
 
 def request_of(aws, label):
-    """A job with the listing's ResourceConfig, whole as it is printed."""
+    """Return the request of a job with the listing's ResourceConfig as printed."""
     return {**script_request(aws, unique(label), {"train.py": program("ranks_program.py")}), **LISTED}
 
 
 @pytest.mark.long(10)
-def test_boto3_keeps_the_printed_host_for_the_next_job_and_tells_both(aws):
+def test_boto3_keeps_the_printed_host_warm_and_the_next_job_reuses_it(aws):
     first, second = request_of(aws, "seed-pool"), request_of(aws, "seed-pool")
     name = start(aws, first)
     try:
@@ -41,7 +41,7 @@ def test_boto3_keeps_the_printed_host_for_the_next_job_and_tells_both(aws):
 
 
 def create(program, environment, folder, request):
-    """Have the AWS CLI create a job."""
+    """Create a job by the AWS CLI; return the completed process."""
     (folder / "job.json").write_text(json.dumps(request))
     return subprocess.run(
         [program, "sagemaker", "create-training-job", "--cli-input-json", "file://job.json"],
@@ -55,7 +55,7 @@ def create(program, environment, folder, request):
 
 
 def see_it_kept(aws, said):
-    """See that a job has been created and completes, and that its host is kept."""
+    """Check that the job was created and completes, and that its host is kept warm."""
     assert said.returncode == 0, said.stderr
     name = json.loads(said.stdout)["TrainingJobArn"].rpartition("/")[2]
     try:
@@ -66,12 +66,12 @@ def see_it_kept(aws, said):
 
 
 @pytest.mark.long(10)
-def test_the_aws_cli_takes_the_printed_document_as_part_of_its_input(service, aws, tmp_path):
+def test_the_aws_cli_accepts_the_printed_document_as_part_of_its_input(service, aws, tmp_path):
     require("awscli1")
     see_it_kept(aws, create(NEEDS["awscli1"].path, service.environment, tmp_path, request_of(aws, "seed-cli1")))
 
 
-def test_debian_s_older_cli_refuses_the_print_for_want_of_a_volume_and_takes_it_with_one(service, aws, tmp_path):
+def test_debians_older_cli_accepts_the_printed_document_once_a_volume_is_added(service, aws, tmp_path):
     require("awscli2")
     request = request_of(aws, "seed-cli2")
     said = create(NEEDS["awscli2"].path, service.tls_environment, tmp_path, request)

@@ -1,4 +1,4 @@
-"""torchvision in the environment of the tests' programs, and the message of a job that has it without its operators."""
+"""torchvision in the environment of the tests' programs, and the message of a job whose torchvision lacks operators."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from seed_listings import HERE
 pytestmark = [pytest.mark.needs("train"), pytest.mark.timeout(180), pytest.mark.xdist_group("seeds")]
 
 
-def test_data_sets_transforms_and_models_work_and_an_operator_says_that_it_is_not_there(digits):
+def test_torchvision_works_except_for_compiled_operators_which_raise(digits):
     done = subprocess.run(
         [str(TRAIN_PYTHON), str(HERE / "torchvision_program.py"), str(digits)],
         env={"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"},
@@ -27,8 +27,8 @@ def test_data_sets_transforms_and_models_work_and_an_operator_says_that_it_is_no
 
 
 @pytest.mark.clients
-def test_a_job_whose_torchvision_does_not_load_says_what_to_install(aws):
-    # Without entry points of torch.backends the operators of the tests' environment are not declared.
+def test_the_reason_of_a_job_whose_torchvision_does_not_load_names_the_remedy(aws):
+    # Without the entry points of torch.backends, the operators are not declared in the tests' environment.
     script = "import torchvision"
     facts = run_script(aws, "seed-vision", script, Environment={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
     reason = failure_of(facts)

@@ -18,9 +18,7 @@ BESIDE = {"PyTorch(\n": 'PyTorch(\n    source_dir=".",\n'}
 
 
 @pytest.mark.long
-def test_train_py_and_estimator_as_printed_but_for_account_and_xla_run_32_ranks_with_mnist_beside_it(
-    service, digits, buckets, tmp_path
-):
+def test_the_printed_train_py_and_estimator_run_32_ranks(service, digits, buckets, tmp_path):
     if os.environ.get(SEED):
         pytest.skip("32 ranks take two minutes of two quiet cores: make test-all runs them")
     require_python(SDK2_PYTHON)

@@ -1,4 +1,4 @@
-"""SDK v3 lacks the estimators that the listings import; ModelTrainer sends the same meaning."""
+"""SDK v3 lacks the estimators that the listings import; equivalent requests are sent by ModelTrainer."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.long(60), pytest.mark.clients, pytest.mark.timeout(600
 
 @pytest.fixture(scope="module")
 def told(service, buckets, tmp_path_factory):
-    """The outcome of every form by its name."""
+    """The outcome of every form, by name."""
     require_python(SDK3_PYTHON)
     folder = tmp_path_factory.mktemp("trainers")
     programs = {
@@ -53,14 +53,14 @@ def test_v3_sends_mpi_by_its_class(told):
     assert sorted((one["rank"], one["size"], one["sum"]) for one in facts) == [(0, 2, 3.0), (1, 2, 3.0)]
 
 
-def test_v3_sends_amp_as_a_hyperparameter_in_json_s_words(told):
+def test_v3_sends_amp_as_a_json_hyperparameter(told):
     log = completed_of(told["amp"])
     (facts,) = facts_of(log)
     assert facts["amp"] is True
     assert facts["dtypes"] == ["torch.bfloat16"]
 
 
-def test_v3_sends_spot_and_checkpoints_by_compute_and_its_conditions(told):
+def test_v3_sends_spot_by_compute_and_stopping_condition_with_checkpoints(told):
     (facts,) = facts_of(completed_of(told["spot"]))
     assert facts["found"] == []
     job = told["spot"]["job"]

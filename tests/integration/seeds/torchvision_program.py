@@ -1,4 +1,4 @@
-"""Use the parts of torchvision that scripts take: data sets, transforms, models; not its compiled operators."""
+"""Program that uses the parts of torchvision that scripts need, without compiled operators."""
 
 import json
 import sys

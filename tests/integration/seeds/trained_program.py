@@ -1,4 +1,4 @@
-"""Run train.py as it is printed, which prints nothing itself, and tell of the model that it has left in its frame."""
+"""Program that runs the printed train.py, which prints nothing, and prints facts about the trained model."""
 
 import json
 import runpy
@@ -11,7 +11,7 @@ make_linear = torch.nn.Linear
 
 
 class KeptLinear(make_linear):
-    """The listing's layer; the last one that was made is kept."""
+    """The listing's layer class; every instance is recorded."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)

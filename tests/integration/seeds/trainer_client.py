@@ -1,4 +1,4 @@
-"""Starts the listings' jobs through ModelTrainer of SDK v3, and writes their outcomes to a file.
+"""Client that starts the listings' jobs through ModelTrainer of SDK v3, and writes their outcomes to a file.
 
 python trainer_client.py FOLDER TOLD.json: FOLDER has the programs. The client first tries to import the listings'
 estimators, which v3 lacks.
@@ -41,7 +41,7 @@ FORMS = {
 
 
 def start(name, folder, form):
-    """Start the job of a form and return its name."""
+    """Start the job of a form; return its name."""
     options = {"compute": Compute(instance_type=P4D, instance_count=1), **form}
     program = options.pop("program")
     trainer = ModelTrainer(
@@ -57,7 +57,7 @@ def start(name, folder, form):
 
 
 def described(name):
-    """Return the end of a job and its log."""
+    """Wait until a job has ended; return its status and its log."""
     sagemaker, logs = boto3.client("sagemaker"), boto3.client("logs")
     deadline = time.monotonic() + WAIT_S
     while (job := sagemaker.describe_training_job(TrainingJobName=name))["TrainingJobStatus"] not in (

@@ -1,4 +1,4 @@
-"""Has an SDK's own function show finished jobs: their descriptions come as JSON, their logs are empty.
+"""Program that calls an SDK's own function to show finished jobs, from JSON descriptions and with empty logs.
 
 Arguments: module of the SDK that has `_logs_for_job`, files with descriptions.
 """
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 
 class FakeLogs:
-    """CloudWatch without a stream."""
+    """CloudWatch Logs without any stream."""
 
     def describe_log_streams(self, **options):
         return {"logStreams": []}

@@ -1,4 +1,4 @@
-"""Run the contracts of series, trainings, documents, experiments and tuning jobs on a real PostgreSQL server."""
+"""The contracts of series, trainings, documents, experiments and tuning jobs, on a real PostgreSQL server."""
 
 from collections.abc import Iterator
 

@@ -1,6 +1,6 @@
-"""A short run of faults (kills, pauses, cuts, full disks): no job is lost, doubled or left hanging.
+"""A short run of faults (kills, pauses, cuts, full disks): no job is lost, duplicated or left hanging.
 
-The long one is `make faults`; a seed that fails there can be run here, too.
+`make faults` is the long run; its failing seeds can be run here too.
 """
 
 import sys
@@ -30,7 +30,7 @@ def say(text):
 
 
 @pytest.mark.long
-def test_a_service_under_faults_loses_doubles_and_hangs_nothing():
+def test_no_job_is_lost_duplicated_or_left_hanging_under_faults():
     result = run_faults(SEED, NUM_FAULTS, python=str(TRAIN_PYTHON), say=say)
     print(result.table())
     assert result.total.injected == NUM_FAULTS
@@ -40,7 +40,7 @@ def test_a_service_under_faults_loses_doubles_and_hangs_nothing():
 
 
 @pytest.mark.long
-def test_a_service_on_postgresql_loses_doubles_and_hangs_nothing():
+def test_no_job_is_lost_duplicated_or_left_hanging_on_postgresql():
     postgres = PostgresServer()
     try:
         url = postgres.url(postgres.create_database())

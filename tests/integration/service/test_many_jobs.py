@@ -1,4 +1,4 @@
-"""Fifty jobs at once, created, stopped and deleted by eight clients; `python -m benchmarks concurrency` is longer."""
+"""Fifty concurrent jobs, created, stopped and deleted by eight clients; `python -m benchmarks concurrency` has more."""
 
 from statistics import median
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.timeout(450), pytest.mark.xdist_group("many_jobs")]
 SETTINGS = "max_hosts = 4\nmemory_overcommit = 32.0\nstop_grace_s = 10.0\n"
 PLAN = CrowdPlan(num_clients=8, num_jobs=50, seconds=8.0, settle_s=2.0, look_interval_s=10.0)
 MIB = 1024**2
-MAX_GROWTH_BYTES = 32 * MIB  # since the start of the service; 2 to 5 were seen
+MAX_GROWTH_BYTES = 32 * MIB  # growth since the start of the service; 2 to 5 were measured
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def own_service(tmp_path):
 
 
 @pytest.mark.long
-def test_fifty_jobs_of_eight_clients_end_as_they_must_first_come_first_served(own_service):
+def test_fifty_jobs_of_eight_clients_end_correctly_in_order_of_creation(own_service):
     report = run_crowd(PLAN, own_service.environment, own_service.home)
     print(f"\n{len(report.jobs)} jobs: {report.statuses}; refused: {report.refusals}")
     for operation, latencies in report.latencies_s.items():
@@ -35,7 +35,7 @@ def test_fifty_jobs_of_eight_clients_end_as_they_must_first_come_first_served(ow
             f"{sample.label}: {sample.rss_bytes / MIB:.1f} MiB, {sample.num_files} files, {sample.cpu_s:.1f} s of CPU"
         )
     assert report.wrongs == []
-    # It was a crowd: every client had its share alive at once, and jobs of every kind came to their ends.
+    # The load was concurrent: every client had its share of live jobs, and jobs of every kind ended.
     assert sum(client.num_alive_at_most for client in report.clients) == PLAN.num_jobs
     assert all(len(client.jobs) >= client.num_alive_at_most for client in report.clients)
     assert {job.life for job in report.jobs} == set(Life)

@@ -41,7 +41,7 @@ def agent_pids(service):
 
 
 @pytest.mark.long(10)
-def test_a_service_that_was_killed_finds_its_jobs_and_agents_again_and_no_line_is_lost_or_doubled(own_service):
+def test_a_restarted_service_finds_its_jobs_and_loses_or_duplicates_no_log_line(own_service):
     service = own_service()
     aws = Clients(service)
     name = unique("survivor")
@@ -66,7 +66,7 @@ def test_a_service_that_was_killed_finds_its_jobs_and_agents_again_and_no_line_i
 
 
 @pytest.mark.long
-def test_when_everything_is_killed_objects_stay_and_the_job_fails_with_a_reason(own_service):
+def test_when_all_processes_are_killed_objects_stay_and_the_job_fails_with_a_reason(own_service):
     service = own_service()
     aws = Clients(service)
     aws.s3.put_object(Bucket="clary", Key="kept", Body=b"kept")
@@ -85,7 +85,7 @@ def test_when_everything_is_killed_objects_stay_and_the_job_fails_with_a_reason(
 
 
 @pytest.mark.long(25)
-def test_plain_processes_run_ddp_on_two_hosts_and_say_what_is_not_isolated(own_service):
+def test_plain_processes_run_ddp_on_two_hosts_and_report_missing_isolation(own_service):
     service = own_service(SETTINGS, CLARY_ISOLATION="processes")
     output, facts = service.run_client(SDK2_PYTHON, "v2_pytorch.py")
     assert "rank 3 of 4 sum: 10" in output
@@ -100,7 +100,7 @@ def test_plain_processes_run_ddp_on_two_hosts_and_say_what_is_not_isolated(own_s
 @needs_root
 @pytest.mark.long
 def test_the_whole_path_works_with_no_interface_but_loopback(tmp_path):
-    """Service, object store, SDK v2 and a two-host job inside a network namespace that leads nowhere."""
+    """Service, object store, SDK v2 and a two-host job inside a network namespace with only a loopback interface."""
     script = f"""
 import json, subprocess, sys
 sys.path[:0] = {[str(ROOT / "tests"), str(ROOT / "tests/integration")]!r}
@@ -195,7 +195,7 @@ finally:
 
 
 @pytest.mark.long
-def test_links_are_as_slow_as_settings_say(own_service):
+def test_links_have_the_rate_and_delay_of_the_settings(own_service):
     if os.geteuid() != 0 and not os.access("/dev/net/tun", os.W_OK):
         pytest.skip("delay needs /dev/net/tun")
     service = own_service(SETTINGS + '\n[instance_types."ml.far.away"]\ndelay_ms = 20\n')
@@ -239,12 +239,12 @@ def test_links_are_as_slow_as_settings_say(own_service):
 
 
 @pytest.mark.long
-def test_an_external_object_store_is_used_as_settings_say(own_service):
+def test_the_external_object_store_of_the_settings_is_used(own_service):
     """The embedded store of one service is the external store of another."""
     first = own_service()
     record = json.loads((first.home / "run" / "seaweed.json").read_text())
     port = record["ports"]["s3"]
-    # The store's own key is derived from the state folder's master key; take it the way the service does.
+    # The store's own key is derived from the state folder's master key, in the same way as by the service.
     from clary.control.state_folder import StateFolder
 
     credentials = StateFolder(first.home).load_secrets().store_credentials

@@ -1,4 +1,4 @@
-"""Output of both SDKs at the end of a spot job, by their own functions, from our description of it."""
+"""Output of both SDKs at the end of a spot job, by their own functions, from the service's description."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ LIFE = [
     (SecondaryStatus.STARTING, 0),
     (SecondaryStatus.DOWNLOADING, 2),
     (SecondaryStatus.TRAINING, 5),
-    (SecondaryStatus.INTERRUPTED, 60),  # gone at 62
+    (SecondaryStatus.INTERRUPTED, 60),  # its hosts are released at 62
     (SecondaryStatus.STARTING, 100),
     (SecondaryStatus.DOWNLOADING, 101),
     (SecondaryStatus.TRAINING, 104),
@@ -88,7 +88,7 @@ def test_the_sdk_prints_training_seconds_billable_seconds_and_savings(tmp_path, 
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     one_host = "Training seconds: 121\nBillable seconds: 36\nManaged Spot Training savings: 70.2%\n"
-    # The SDK multiplies by the number of hosts; c5 has a price of its own.
+    # The SDK multiplies by the number of hosts; c5 has another price.
     three_hosts = "Training seconds: 363\nBillable seconds: 144\nManaged Spot Training savings: 60.3%\n"
     assert one_host in ended.stdout
     assert ended.stdout.endswith(three_hosts)

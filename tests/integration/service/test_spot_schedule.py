@@ -1,4 +1,4 @@
-"""A trace of spot capacity and a price file under a service that really runs: interruptions and costs of its jobs."""
+"""A trace of spot capacity and a price file in a running service: interruptions and costs of its jobs."""
 
 import json
 import shutil
@@ -9,10 +9,10 @@ from running_service import start_service
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("spot-schedule")]
 
-# Twenty seconds with one host, ten without, again and again.
+# Repeatedly twenty seconds with one host and ten without.
 TRACE = {"metadata": {"gap_seconds": 600}, "data": [1, 1, 0] * 20}
 PRICES = {"region": "a cellar", "types": {"ml.m5.large": {"usd_per_hour": 3600.0, "spot_fraction": 0.25}}}
-# Runs until it is interrupted; resumed, it has three seconds of work left.
+# Runs until it is interrupted; after the resume it has three seconds of work left.
 PROGRAM = (
     "if test -e /opt/ml/checkpoints/begun; then sleep 3; exit 0; fi; touch /opt/ml/checkpoints/begun; "
     "trap 'exit 1' TERM; for i in $(seq 600); do sleep 0.2; done"
@@ -38,7 +38,7 @@ def spot_service(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_a_job_under_a_trace_waits_for_capacity_goes_on_and_its_ledger_adds_up(spot_service):
+def test_a_job_under_a_trace_waits_for_capacity_resumes_and_its_ledger_adds_up(spot_service):
     aws = Clients(spot_service)
     name = unique("traced")
     aws.sagemaker.create_training_job(

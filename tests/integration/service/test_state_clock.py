@@ -1,4 +1,4 @@
-"""A real service and its agents under a wall clock that is set while jobs run: billed right, and ended when due."""
+"""A real service and its agents whose wall clock is set while jobs run: jobs are billed correctly and end when due."""
 
 import time
 
@@ -17,9 +17,9 @@ COMPILER = find_compiler()
 
 @pytest.mark.needs("compiler")
 @pytest.mark.long
-def test_a_wall_clock_that_is_set_ends_nobody_early_or_late_and_bills_nothing(tmp_path):
+def test_setting_the_wall_clock_changes_neither_the_end_nor_the_bill_of_a_job(tmp_path):
     clock = FaultClock(tmp_path, COMPILER)
-    # This process and the object store sign by the machine's clock, which does not jump with that of the service.
+    # This process and the object store use the machine's clock, which does not jump with the service's clock.
     service = start_service(tmp_path / "home", CLARY_CLOCK_SKEW_S=str(2 * DAY_S), **clock.environment())
     aws = Clients(service)
     try:
@@ -28,7 +28,7 @@ def test_a_wall_clock_that_is_set_ends_nobody_early_or_late_and_bills_nothing(tm
         began_s = time.monotonic()
         aws.sagemaker.create_training_job(**job_request(limited, "sleep 300", StoppingCondition=runs_out))
         wait(aws, limited, until=("Training",))
-        clock.set_offset(-600)  # as far as the store bears in what agents sign
+        clock.set_offset(-600)  # the largest offset that the store accepts in signatures of agents
         facts = wait(aws, limited)
         assert (facts["TrainingJobStatus"], facts["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
         assert 4 <= facts["BillableTimeInSeconds"] <= time.monotonic() - began_s + 1
@@ -52,7 +52,7 @@ def test_a_wall_clock_that_is_set_ends_nobody_early_or_late_and_bills_nothing(tm
         times = [row["StartTime"] for row in facts["SecondaryStatusTransitions"]]
         assert times == sorted(times)
 
-        clock.set_offset_of_new(DAY_S)  # for agents; the service keeps its time
+        clock.set_offset_of_new(DAY_S)  # for new processes such as agents; the service's clock is unchanged
         skewed = unique("skewed")
         aws.sagemaker.create_training_job(**job_request(skewed, "sleep 1; echo kept > /opt/ml/model/kept"))
         facts = wait(aws, skewed)

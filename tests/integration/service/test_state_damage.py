@@ -1,4 +1,4 @@
-"""A real service whose state folder is damaged: it starts, says so, loses nothing whole, and begins nothing anew."""
+"""A real service with a damaged state folder: it starts, reports the damage, and keeps all intact data."""
 
 import contextlib
 import json
@@ -53,7 +53,7 @@ def execute(service, statement, *values):
 
 
 @pytest.mark.long
-def test_one_unreadable_job_costs_that_job_alone(service):
+def test_one_unreadable_job_affects_no_other_job(service):
     aws = Clients(service)
     bad, good, ended = unique("bad"), unique("good"), unique("ended")
     aws.sagemaker.create_training_job(**job_request(ended, "true"))
@@ -67,7 +67,7 @@ def test_one_unreadable_job_costs_that_job_alone(service):
         execute(service, "UPDATE jobs SET document = substr(document, 1, 60) WHERE name = ?", name)
 
     assert "of the database cannot be read" in service.clary("up").stdout
-    soon(lambda: not any(Path(f"/proc/{pid}").exists() for pid in agents))  # what nobody owns does not train on
+    soon(lambda: not any(Path(f"/proc/{pid}").exists() for pid in agents))  # the agents of the unreadable job end
     facts = wait(aws, good)
     assert facts["TrainingJobStatus"] == "Completed", facts.get("FailureReason")
     for name in (bad, ended):
@@ -92,7 +92,7 @@ def test_one_unreadable_job_costs_that_job_alone(service):
 
 
 @pytest.mark.long
-def test_files_that_are_deleted_under_a_service_come_back(service):
+def test_files_deleted_under_a_running_service_are_restored(service):
     aws = Clients(service)
     name = unique("job")
     aws.sagemaker.create_training_job(**job_request(name, "sleep 12"))
@@ -111,13 +111,13 @@ def test_files_that_are_deleted_under_a_service_come_back(service):
 
 @pytest.fixture
 def service_without_own_backups(tmp_path):
-    service = start_service(tmp_path / "home", CLARY_BACKUP_INTERVAL_S="0")  # only the test's own backup is there
+    service = start_service(tmp_path / "home", CLARY_BACKUP_INTERVAL_S="0")  # only the test's own backup exists
     yield service
     service.clary("down", check=False)
 
 
 @pytest.mark.long
-def test_a_service_without_its_database_does_not_begin_as_new(service_without_own_backups):
+def test_a_service_without_its_database_does_not_start_with_an_empty_one(service_without_own_backups):
     service = service_without_own_backups
     aws = Clients(service)
     name = unique("job")
@@ -140,7 +140,7 @@ def test_a_service_without_its_database_does_not_begin_as_new(service_without_ow
     service.clary("backup", "restore")
     service.clary("up")
     assert aws.sagemaker.describe_training_job(TrainingJobName=name)["TrainingJobStatus"] == "InProgress"
-    soon(lambda: not any(Path(f"/proc/{pid}").exists() for pid in agents))  # the backup knows nothing of it
+    soon(lambda: not any(Path(f"/proc/{pid}").exists() for pid in agents))  # the job is newer than the backup
     assert list((service.home / "set-aside" / "jobs").glob(f"{late}.*"))
 
     kill(service)

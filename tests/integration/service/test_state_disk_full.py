@@ -1,4 +1,4 @@
-"""A real service whose state folder lies on a full disk: nothing acknowledged is lost, and it needs but room."""
+"""A real service whose state folder is on a full disk: no acknowledged write is lost; with free space it continues."""
 
 import contextlib
 import hashlib
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.root]
 
 DISK_MIB = 400
 NUM_LINES = 150
-# The program's own file needs room too; that a program fails for want of it is told elsewhere.
+# The program's own file needs space too; other tests cover programs that fail on a full disk.
 PROGRAM = (
     f"for i in $(seq {NUM_LINES}); do echo line $i; sleep 0.05; done; "
     "until [ $(df -k --output=avail /opt/ml/model | tail -1) -gt 50000 ]; do sleep 0.2; done; "
@@ -69,7 +69,7 @@ def refused(call, **parameters):
 
 
 @pytest.mark.long
-def test_a_full_disk_costs_nothing_that_was_acknowledged(home, disk):
+def test_a_full_disk_loses_no_acknowledged_write(home, disk):
     home.mkdir()
     (home / "settings.toml").write_text(SETTINGS)
     fill(disk)
@@ -126,5 +126,5 @@ def put_until_refused(aws, disk):
                 raise
             return digests
         digests[f"object-{number}"] = hashlib.sha256(body).hexdigest()
-        fill(disk)  # whatever the store had set aside
+        fill(disk)  # also fill space reserved by the store
     raise AssertionError("a full disk took thirty megabytes")
