@@ -412,7 +412,7 @@ def test_a_monitored_barrier_names_a_missing_rank(rank, size):
         assert "rank 1" in message or "rank 2" in message
 
 
-def test_a_shorter_timeout_takes_effect(rank, size):
+def test_a_shorter_timeout_is_used(rank, size):
     if size == 1:
         return
     dist.group.WORLD.set_timeout(timedelta(seconds=1))
@@ -429,7 +429,7 @@ def test_a_timeout_in_options_takes_effect(rank, size):
     if rank == 0:
         began = time.monotonic()
         error = raised(RuntimeError, lambda: dist.group.WORLD.allreduce([torch.ones(2)], options).wait())
-        assert "timeout after 1.0 s" in error, error
+        assert "timeout after 1" in error, error
         assert time.monotonic() - began < 20
     else:
         time.sleep(3)
