@@ -133,7 +133,7 @@ def _slurm(owners, folders):
 def _boxes(owners, folders):
     del folders
     with box_heads.box_service(owners, settings=_BOXES, num_boxes=3) as made:
-        # As root: the interpreter of jobs lies where no ordinary user of a box may read.
+        # Boxes are added as root, because other users of a box cannot read the folder of the jobs' interpreter.
         made.clary("hosts", "add", *(f"root@{box}" for box in made.bed.boxes))
 
         def kill(pid):

@@ -423,7 +423,7 @@ async def test_anchor_ends_by_itself_when_its_folder_is_gone_or_released(engine,
             engine._reap()
 
 
-async def test_release_ends_what_still_runs_inside_the_hosts(engine):
+async def test_release_ends_processes_still_running_inside_the_hosts(engine):
     plan = await engine.launch(plan_of(2))
     stray = Host(plan, "algo-2").start("print('listening', flush=True); time.sleep(300)")
     assert stray.stdout.readline() == "listening\n"
@@ -442,7 +442,7 @@ async def test_dead_tap_switch_is_started_again(engine):
         assert await Host(plan, "algo-2").run(SAY.format(address="10.77.0.1", text="again")) == "again"
 
 
-async def test_network_that_can_not_be_made_says_why(engine, tmp_path):
+async def test_an_error_of_network_creation_gives_the_reason(engine, tmp_path):
     folder = tmp_path / "jobs" / "pool_broken" / "1"
     (folder / "network-ready.json").mkdir(parents=True)  # so the anchor can not write there
     with pytest.raises(EngineError, match=r"(?s)anchor of the job's network ended with exit code 1: .*IsADirectory"):

@@ -44,7 +44,7 @@ ODD_KINDS = (
     0x400000,
     0x1,
     0x10,
-)  # no random addresses, MMAP_PAGE_ZERO, READ_IMPLIES_EXEC, SVr4, HP-UX
+)  # ADDR_NO_RANDOMIZE, MMAP_PAGE_ZERO, READ_IMPLIES_EXEC, SVr4, HP-UX
 
 
 world = world_of(ISOLATED)
@@ -259,7 +259,7 @@ def test_sockets_of_the_machine_below_shown_folders_cannot_be_connected(world, p
         assert "connected" not in outcome(world, script, *paths)
 
 
-def test_programs_are_root_inside_and_nobody_on_the_machine(world):
+def test_programs_are_root_inside_the_host_and_unprivileged_on_the_machine(world):
     program, listener = world.start(shell("id -u; id -g; echo up; exec sleep 60"))
     listener.wait_for("up")
     assert listener.text() == "0\n0\nup\n"

@@ -91,7 +91,7 @@ def test_changes_to_the_machines_files_stay_private(world):
     assert not any(Path(folder, marker).exists() for folder in ("/usr", "/etc", "/"))
 
 
-def test_what_the_program_changed_is_gone_at_the_next_start(world):
+def test_changes_of_a_program_are_gone_at_the_next_start(world):
     sandbox = world.sandbox()
     world.run("touch /usr/changed; mkdir -m 0 /var/closed", sandbox=sandbox)
     assert "No such file" in world.run("ls /usr/changed 2>&1; :", sandbox=sandbox)
@@ -135,7 +135,7 @@ def test_read_only_binds_refuse_writes_and_show_nested_binds(world):
     assert (extra / "yes").exists()
 
 
-def test_hidden_folder_is_empty_except_for_what_is_bound_in_it(world):
+def test_hidden_folder_is_empty_except_for_binds_below_it(world):
     state = world.folder("state")
     (state / "keys").write_text("secret")
     environment = world.folder("state/envs/torch")
@@ -251,7 +251,7 @@ def test_mounts_of_the_machine_are_visible_and_private(world):
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to lay an overlay")
-def test_without_overlays_an_environment_is_shared_and_a_note_says_so(world):
+def test_without_overlays_an_environment_is_shared_and_a_note_reports_it(world):
     lower, upper, work, merged = (world.folder(name) for name in ("lower", "upper", "work", "merged"))
     kernel.mount(
         "overlay", str(merged), kind="overlay", options=f"lowerdir={lower},upperdir={upper},workdir={work},xino=off"

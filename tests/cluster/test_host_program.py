@@ -266,7 +266,7 @@ def test_signal_zero_counts_processes_without_disturbing_them(world):
     assert program.wait(0.1) is None
 
 
-def test_kill_ends_what_ignores_sigterm(world):
+def test_kill_ends_processes_that_ignore_sigterm(world):
     program, listener = world.start(shell("trap '' TERM; echo on; while :; do sleep 1; done"))
     listener.wait_for("on")
     assert program.signal_all(signal.SIGTERM) >= 1

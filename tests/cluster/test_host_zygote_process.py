@@ -88,7 +88,7 @@ def test_no_fork_is_requested_for_programs_that_cannot_be_forked(start):
     assert start(WHOLE, marked=False) == ({}, "", "")
 
 
-def test_a_zygote_that_refuses_says_why(start):
+def test_a_zygote_that_refuses_gives_the_reason(start):
     assert start("say(kind='refused', reason='because'); time.sleep(600)") == ({}, "because", "")
 
 

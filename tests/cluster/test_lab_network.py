@@ -121,7 +121,7 @@ def test_no_link_is_faster_than_its_rate(delay_ms):
     assert took_s > (3_000_000 - most_unshaped_bytes) * 8 / 100e6
 
 
-def test_a_round_trip_takes_twice_the_delay_of_the_slower_link():
+def test_a_round_trip_has_twice_the_delay_of_the_slower_link():
     with LabNetwork(2, [LabLink(delay_ms=5), LabLink(delay_ms=1)]) as network:
         server = serve(network, "algo-1")
         fastest_s = run(

@@ -33,7 +33,7 @@ pytestmark = [
 
 LINGER_S = 10.0
 DEADLINE_S = 30.0
-STOPPED_S, RUNNING_S = 0.5, 0.1  # of a program without processor time, as on a busy machine
+STOPPED_S, RUNNING_S = 0.5, 0.1  # durations of a stop and of a run between stops, as on a busy machine
 NUM_STOPS = 12
 NUM_TRIES = 5  # tries, of which one must find a busy machine fast for 0.1 s
 

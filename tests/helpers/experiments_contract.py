@@ -75,7 +75,7 @@ class ExperimentsContract:
             component = thing(f"c{number}", Kind.COMPONENT, age_s=number)
             await store.experiments.create(component, {}, trials=["t"] if number % 2 == 0 else [])
 
-    async def test_a_record_comes_back_as_it_was_stored_with_the_times_in_it(self, store: Store) -> None:
+    async def test_a_record_is_read_back_unchanged_by_name_and_arn(self, store: Store) -> None:
         await store.experiments.create(thing("Name"), {"k": "v"})
         assert await store.experiments.get(Kind.EXPERIMENT, "nAME") == thing("Name")
         assert await store.experiments.get_by_arn("arn:experiment/name") == thing("Name")

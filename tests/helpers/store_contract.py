@@ -103,7 +103,7 @@ class StoreContract:
     # Jobs
 
     @pytest.mark.parametrize("path", sorted(REQUESTS.glob("*.CreateTrainingJob.json"))[::9], ids=lambda path: path.stem)
-    async def test_a_recorded_request_comes_back_as_it_was_stored(self, store: Store, path: Path) -> None:
+    async def test_a_recorded_request_is_read_back_unchanged(self, store: Store, path: Path) -> None:
         request = json.loads(path.read_text(encoding="utf-8"))
         job = make_job(request["TrainingJobName"], request=request)
         await store.create_job(job, {})

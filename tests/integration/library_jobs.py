@@ -63,7 +63,7 @@ def run_ranks(environment, program, *arguments, num_ranks, folder, timeout_s=100
     """Run a program without a job, by torchrun if there are several ranks; return the facts of each rank."""
     folder.mkdir(exist_ok=True)
     tree = MlTree(folder / "ml")
-    write_train_library(tree)  # as in jobs
+    write_train_library(tree)  # as an agent does for jobs
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"] if num_ranks > 1 else []
     ran = subprocess.run(
         [str(python_of(environment)), *launcher, str(PROGRAMS / program), *arguments],

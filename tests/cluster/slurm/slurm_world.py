@@ -112,7 +112,7 @@ class SlurmWorld:
         return (await self.until(look, bool))[-1]
 
     def hold(self, *nodes, partition="train", user=None):
-        """Submit a job, not of the scheduler, that takes these nodes; return its number."""
+        """Submit a job that occupies these nodes, without the scheduler; return its number."""
         options = [f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", "--exclusive", f"--partition={partition}"]
         command = ["sbatch", "--parsable", "--output=/dev/null", "--chdir=/", *options, "--time=10"]
         return int(self.bed.run(*command, "--wrap=exec sleep 600", user=user))

@@ -196,7 +196,7 @@ async def test_orders_that_no_node_can_serve_are_refused_with_slurms_words(world
         await scheduler.ask(order_of(tag, 1, kinds=["gone-1cpu"]))
 
 
-async def test_a_time_limit_above_the_partitions_is_cut_and_the_reason_says_so(world):
+async def test_a_time_limit_above_the_partitions_is_cut_and_named_in_the_reason(world):
     scheduler, tag = await world.scheduler(), world.new_tag()
     world.hold(*NODES)
     world.bed.wait_for_states(dict.fromkeys(NODES, "allocated"))

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 
-THEIR_USER = 65534  # nobody
+THEIR_USER = 65534  # user nobody
 DDP = """
 import os, socket
 import torch

@@ -122,7 +122,7 @@ def test_files_written_before_a_stop_are_kept(aws, script) -> None:
     assert {"latest", "step-0-of-algo-1/model.pt"} <= set(keys_below(aws, f"{name}/"))
 
 
-def test_a_prefix_whose_sets_are_damaged_fails_the_job_and_says_so(aws, script) -> None:
+def test_damaged_checkpoint_sets_fail_the_job_with_that_reason(aws, script) -> None:
     name = unique("ckpt-torn")
     key = f"{name}/.clary-checkpoints/algo-1/set-00000001.json"
     put(aws, key, '{"set": {}, "sha256": "0"}')

@@ -186,7 +186,7 @@ print("theirs", theirs.WHOSE)
 """
 
 
-def test_an_installed_aws_package_takes_precedence(aws):
+def test_an_installed_aws_package_has_precedence(aws):
     base = "site/smdistributed/dataparallel"
     files = {"train.py": OTHERS_INSTALLED, f"{base}/__init__.py": "", f"{base}/torch/__init__.py": ""}
     files[f"{base}/torch/torch_smddp.py"] = "WHOSE = 'FakeAws'"

@@ -29,7 +29,7 @@ FIND = "() => axe.run(document, { resultTypes: ['violations'] }).then((found) =>
 
 @pytest.fixture(scope="module")
 def own_service(tmp_path_factory):
-    """A service of its own."""
+    """A service of this module."""
     own = start_service(tmp_path_factory.mktemp("barriers"))
     yield own
     own.clary("down")

@@ -85,7 +85,7 @@ class ManyJobs:
         self.asked = []  # positions from which later pages were requested
         self._total = total
         self._grows = grows
-        self._answer = None  # of the service
+        self._answer = None  # response of the service
         page.route("**/clary/v1/jobs?**", self._fulfil)
 
     def _fulfil(self, route):

@@ -19,7 +19,7 @@ COMPILED = re.compile(
     r"clary: compiled (\w+) by torch.compile \(inductor\), (\d+) graphs?, (\d+) breaks?, in ([\d.]+) s"
 )
 LIMIT_S = 500  # a cold compilation on a busy machine takes minutes
-FROZEN = {"steps": "1", "frozen": "1"}  # nothing is trained, and so nothing compiled
+FROZEN = {"steps": "1", "frozen": "1"}  # the model is not trained, and therefore not compiled
 
 
 def train(aws, label, hyperparameters=None, *, files=None, program=PROGRAM, **members):

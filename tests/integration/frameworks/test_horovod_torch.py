@@ -148,7 +148,7 @@ def test_horovodrun_names_unsupported_options(arguments, words):
     assert words in ended.stderr
 
 
-def test_horovod_run_returns_what_each_rank_returned(tmp_path):
+def test_horovod_run_returns_the_results_of_all_ranks(tmp_path):
     program = tmp_path / "caller.py"
     program.write_text(
         "import json, math, horovod\n"

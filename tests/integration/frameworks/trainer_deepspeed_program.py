@@ -16,7 +16,7 @@ NUM_SAMPLES, NUM_STEPS = 16, 5
 parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int, default=-1)  # passed by DeepSpeed's launcher
 parser.add_argument("--plain", default="no")
-parser.add_argument("--batch", type=int, default=4)  # of one rank
+parser.add_argument("--batch", type=int, default=4)  # samples per step of one rank
 parser.add_argument("--stage", type=int, default=0)  # 0: without DeepSpeed in the arguments
 options = parser.parse_args()
 folder = os.environ.get("RESULT_FOLDER") or os.environ.get("SM_MODEL_DIR", "/opt/ml/model")

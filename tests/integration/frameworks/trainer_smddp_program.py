@@ -15,8 +15,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 NUM_SAMPLES, NUM_STEPS = 16, 5
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--batch", type=int, default=4)  # of one rank
-parser.add_argument("--use_cpu", default="false")  # whether the script itself says so
+parser.add_argument("--batch", type=int, default=4)  # samples per step of one rank
+parser.add_argument("--use_cpu", default="false")  # value of TrainingArguments.use_cpu
 options = parser.parse_args()
 folder = os.environ.get("RESULT_FOLDER") or os.environ["SM_MODEL_DIR"]
 torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 NUM_SAMPLES, NUM_STEPS, SAVED_STEP = 16, 6, 3
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--batch", type=int, default=16)  # of one replica
+parser.add_argument("--batch", type=int, default=16)  # samples per step of one replica
 parser.add_argument("--resume", default="no")
 parser.add_argument("--mp_parameters", default="")  # in the form in which jobs pass it
 options = parser.parse_args()

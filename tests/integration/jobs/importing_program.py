@@ -75,7 +75,7 @@ class FakeModule(types.ModuleType):
     __path__ = ()
 
     def __getattr__(self, name):
-        if name.startswith("__") and name != "__internal__":  # of TensorFlow
+        if name.startswith("__") and name != "__internal__":  # an attribute of TensorFlow
             raise AttributeError(name)
         made = FakeClass(name, (FakeThing,), {})
         setattr(self, name, made)

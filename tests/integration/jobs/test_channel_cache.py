@@ -28,7 +28,7 @@ PROGRAM = Path(__file__).with_name("channel_cache_program.py")
 NUM_KILLS = 30
 NUM_FILES = 100  # files of a channel: creating its tree takes long enough for many of the kills
 LINE_LIMIT_S = 60.0
-ROUNDS_A_SNAPSHOT = 10  # in one of this many rounds a snapshot is complete before the kill
+ROUNDS_A_SNAPSHOT = 10  # in one of this many rounds the kill waits for a complete snapshot
 
 
 @pytest.fixture(scope="module")

@@ -230,7 +230,7 @@ def test_a_bash_script_is_an_entry_point_and_gets_the_arguments(aws):
     assert [line for line in lines if line.startswith("arg<")] == ["arg<-a>", "arg<x y>", "arg<--bc>", "arg<it's>"]
 
 
-def test_an_isolated_job_takes_its_code_from_a_channel_and_cannot_reach_the_endpoint(aws, service):
+def test_an_isolated_job_reads_its_code_from_a_channel_without_the_endpoint(aws, service):
     address = urlsplit(service.environment["AWS_ENDPOINT_URL"])
     script = f"""
 import json, os, socket

@@ -73,7 +73,7 @@ def test_objects_with_keys_of_every_kind_survive_the_round_trip(store, folder):
         assert store.get_bytes("data", f"{folder}/{name}", max_bytes=100) == name.encode()
 
 
-def test_a_trial_without_boto3_lists_and_reads_what_agents_store(weed, store, folder):
+def test_a_trial_without_boto3_lists_and_reads_objects_of_agents(weed, store, folder):
     """The debugger's bucket over the same client, through a gateway that resets connections."""
     names = ["a b+c", "ünï", "日本語", "q?x=1#f"]
     for name in names:

@@ -1,7 +1,7 @@
 """Program that serves MLflow's OTLP endpoint on its own database; run by SDK v3's environment.
 
-Its one argument is a folder. Prints the port that it listens on, then answers each line of JSON with one: `check` reads
-a body by OpenTelemetry's description of an export, strictly, and gives it back; `trace` gives the spans that are kept.
+Its one argument is a folder. Prints its port, then answers each line of JSON with one line: `check` parses a body
+strictly by OpenTelemetry's schema of an export and returns it; `trace` returns the stored spans of a trace.
 """
 
 import base64

@@ -32,7 +32,7 @@ def test_sizes_that_do_not_divide_are_refused_by_name(rank, size):
             assert f"tensor_parallel_degree, which is {size}" in str(failure)
 
 
-def test_wrong_arguments_are_refused_with_what_was_expected(rank, size):
+def test_wrong_arguments_are_refused_with_the_expected_ones(rank, size):
     with parallel(size):
         layer = DistributedTransformerLayer(**LAYER, causal_mask_size=4)
         for make, words in (
@@ -57,7 +57,7 @@ def test_flash_attention_layer(rank, size):
     is_later = distance > 0
     mask = torch.zeros(2, 1, 1, S)
     mask[1, ..., 1] = -1e4
-    slopes = torch.tensor([2.0**-4, 2.0**-8, 2.0**-2])[:, None, None]  # of three heads
+    slopes = torch.tensor([2.0**-4, 2.0**-8, 2.0**-2])[:, None, None]  # one slope per head
     for keywords, divisor, alibi in (
         ({}, HEAD**0.5, 0),
         ({"scale_attention_scores": False}, 1, 0),

@@ -9,7 +9,7 @@ from seed_listings import HERE, printed
 
 from needs import require_python
 
-BUCKETS = ("my-bucket", "your-bucket")  # that the listings name
+BUCKETS = ("my-bucket", "your-bucket")  # named in the listings
 
 
 @pytest.fixture(scope="module")

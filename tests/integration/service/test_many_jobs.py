@@ -1,4 +1,4 @@
-"""Fifty concurrent jobs, created, stopped and deleted by eight clients; `python -m benchmarks concurrency` has more."""
+"""Fifty concurrent jobs, created, stopped and deleted by eight clients. Figures: `python -m benchmarks concurrency`."""
 
 from statistics import median
 

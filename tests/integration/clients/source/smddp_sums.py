@@ -1,6 +1,6 @@
 """Training script of the SMDDP tests: collectives whose results every rank can check, and one DDP step.
 
-    python smddp_sums.py --way none            the backend is there without an import, as in AWS's images
+    python smddp_sums.py --way none            the backend exists without an import, as in AWS's images
     python smddp_sums.py --way torch_smddp     the import of the developer guide
 
 Each rank writes its results as a file of the model.

@@ -1,6 +1,6 @@
 """Program of another job, which tries every path to the ports of a training job and prints those that it reached.
 
-target.json beside it: {"open": [[ADDRESS, PORT]...], "address": ..., "named": [...], "folders": [...]}. It prints a
+target.json in its folder: {"open": [[ADDRESS, PORT]...], "address": ..., "named": [...], "folders": [...]}. It prints a
 line `TRIED {...}`. Listeners in its own host, such as the relay to the service, are listed separately.
 """
 
