@@ -91,7 +91,7 @@ def test_process_beyond_the_memory_limit_is_killed_and_counted():
         assert peak is None or 60 * MIB < peak <= 64 * MIB
 
 
-def test_swap_is_no_way_around_the_limit():
+def test_swap_is_disabled_under_a_memory_limit():
     with cgroup_of("swap", memory_bytes=64 * MIB) as cgroup:
         path = Path(cgroup.folders[0], "memory.swap.max")
         assert not path.exists() or path.read_text().strip() == "0"

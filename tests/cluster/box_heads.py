@@ -42,7 +42,7 @@ def box_service(owners, *, settings=SETTINGS, num_boxes=2, variables=None):
         owners: record of leftovers of tests.
         settings: settings of the service, as TOML.
         num_boxes: number of boxes of the bed.
-        variables: a function of the service's home that returns variables of the service; None for no others.
+        variables: function that maps the service's home to further variables of the service; None: no further ones.
     """
     require("sshd")
     folder = Path(tempfile.mkdtemp(prefix=f"clary-boxes-{os.getpid()}-", dir="/var/tmp"))

@@ -55,7 +55,7 @@ class HostWorld:
     def __init__(self, mode):
         self.mode = mode
         self.isolation = Isolation.PROCESSES if mode == "plain" else Isolation.NAMESPACES
-        # Not pytest's folder: that one is closed to other users.
+        # Not pytest's folder, because other users cannot read that one.
         self.base = Path(tempfile.mkdtemp(prefix=f"clary-host-{os.getpid()}-", dir="/var/tmp"))
         self.base.chmod(0o755)
         self._holders = []
@@ -178,5 +178,5 @@ def eventually(condition, *, within_s=DEADLINE_S):
 
 
 def unique_sleep():
-    """Return a shell command that sleeps for long and can be found by its argument."""
+    """Return a long sleep command whose unique argument identifies the process."""
     return f"sleep 3600.{uuid.uuid4().int % 10**12:012d}"

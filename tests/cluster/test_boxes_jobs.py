@@ -45,7 +45,7 @@ def messages(facts):
 
 
 def statuses(aws, name):
-    """Return the statuses that a job has had; the shortest lasts a tenth of a second."""
+    """Return all statuses that a job has had; some last only a tenth of a second."""
     facts = aws.sagemaker.describe_training_job(TrainingJobName=name)
     return [row["Status"] for row in facts["SecondaryStatusTransitions"]]
 

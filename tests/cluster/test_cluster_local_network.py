@@ -76,7 +76,7 @@ async def test_every_host_reaches_every_other_on_eth0_and_nothing_else(engine):
     assert await hosts[0].run(eth0) == "0"
 
 
-async def test_two_jobs_at_once_have_the_same_addresses_and_ports_and_do_not_meet(engine):
+async def test_two_jobs_with_the_same_addresses_and_ports_are_isolated(engine):
     one, two = await asyncio.gather(
         engine.launch(plan_of(2, job_name="one")), engine.launch(plan_of(2, job_name="two"))
     )
@@ -173,7 +173,7 @@ with socket.create_connection(("10.77.0.1", 7777), timeout=20) as connection:
         assert await Host(plan, "algo-2").run(send) == "True"
 
 
-async def test_packets_are_lost_as_often_as_asked_for(engine):
+async def test_packets_are_lost_at_the_requested_rate(engine):
     plan = await engine.launch(plan_of(2, link=Link(loss_percent=20)))
     count = """
 receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -376,7 +376,7 @@ print(count / (time.monotonic() - began) / 1e6)
             mb_s = float(await Host(plan, "algo-1").run(send))
         finally:
             await engine.end_attempt(plan.job_name, plan.attempt)
-    # 800 MB/s on 2 idle cores, where three processes share them; a loaded machine gets a third of that.
+    # Measured: 800 MB/s with three processes on 2 idle cores; a third of that on a loaded machine.
     assert mb_s > (300 if os.getloadavg()[0] < 1 else 100)
 
 
@@ -385,7 +385,7 @@ def interfaces():
 
 
 @pytest.mark.parametrize("link", [Link(), Link(delay_ms=1)])
-async def test_killed_anchor_leaves_nothing(engine, link):
+async def test_killed_anchor_leaves_no_process_or_namespace(engine, link):
     before, mounts = interfaces(), Path("/proc/self/mountinfo").read_text()
     plan = await engine.launch(plan_of(3, link=link))
     anchor = anchor_of(plan)
@@ -411,7 +411,7 @@ def inode_of(path):
         return 0
 
 
-async def test_anchor_ends_by_itself_when_its_folder_is_gone_or_released(engine, tmp_path):
+async def test_anchor_exits_when_its_folder_is_removed_or_released(engine, tmp_path):
     one = await engine.launch(plan_of(1, job_name="one"))
     two = await engine.launch(plan_of(1, job_name="two"))
     anchors = [anchor_of(one), anchor_of(two)]
@@ -444,7 +444,7 @@ async def test_dead_tap_switch_is_started_again(engine):
 
 async def test_an_error_of_network_creation_gives_the_reason(engine, tmp_path):
     folder = tmp_path / "jobs" / "pool_broken" / "1"
-    (folder / "network-ready.json").mkdir(parents=True)  # so the anchor can not write there
+    (folder / "network-ready.json").mkdir(parents=True)  # so that the anchor cannot write to it
     with pytest.raises(EngineError, match=r"(?s)anchor of the job's network ended with exit code 1: .*IsADirectory"):
         await engine.launch(plan_of(1, job_name="broken"))
     (folder / "network-ready.json").rmdir()

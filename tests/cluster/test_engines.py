@@ -86,7 +86,7 @@ print(f"{os.environ['SM_CURRENT_HOST']} is done at {step}", flush=True)
 
 @pytest.fixture
 def aws(engine):
-    """Clients of an engine's service; no job runs after a test."""
+    """Clients of an engine's service; after each test no job runs."""
     yield engine.aws
     for job in engine.aws.sagemaker.list_training_jobs(StatusEquals="InProgress")["TrainingJobSummaries"]:
         engine.aws.sagemaker.stop_training_job(TrainingJobName=job["TrainingJobName"])  # jobs left by a failed test
@@ -234,7 +234,7 @@ def full_disk(engine):
 
 
 @pytest.mark.long(10)
-def test_r10_a_full_disk_fails_the_job_and_names_the_place(full_disk, aws):
+def test_r10_a_full_disk_fails_the_job_with_a_reason_that_names_the_disk(full_disk, aws):
     name = unique("full")
     script = "open('/opt/ml/model/big', 'wb').write(bytes(80 << 20))\n"
     facts = run(aws, script_request(aws, name, {"train.py": script}))
@@ -250,7 +250,7 @@ def test_r11_the_error_of_the_program_is_the_failure_reason(engine, aws):
 
 
 @pytest.mark.long(15)
-def test_r12_a_rank_that_fails_ends_all_within_seconds(engine, aws):
+def test_r12_a_failed_rank_ends_all_ranks_within_seconds(engine, aws):
     name = unique("rank")
     script = "import os, sys, time\n"
     script += "print('here', flush=True)\ntime.sleep(1)\n"

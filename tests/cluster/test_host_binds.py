@@ -38,7 +38,7 @@ def test_a_folder_of_a_file_system_is_shown_with_the_requested_access(world):
 
 
 @pytest.mark.parametrize("place", ["sets", "sets/one"])
-def test_a_link_that_is_put_into_a_file_system_is_not_shown(place, world):
+def test_a_symbolic_link_inside_a_file_system_is_not_followed(place, world):
     shared, machine = world.folder("shared"), world.folder("machine")
     world.folder("machine/one")
     world.folder("shared/sets/one")

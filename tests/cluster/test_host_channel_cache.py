@@ -91,7 +91,7 @@ def test_this_machine_has_overlays(world):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to lay an overlay")
-def test_where_overlays_are_refused_the_host_gets_a_copy(world, snapshot):
+def test_without_overlays_the_host_gets_a_copy(world, snapshot):
     merged, lower, upper, work = (world.folder(f"stack/{name}") for name in ("merged", "lower", "upper", "work"))
     kernel.mount(
         "overlay", str(merged), kind="overlay", options=f"lowerdir={lower},upperdir={upper},workdir={work},xino=off"

@@ -230,7 +230,7 @@ print(json.dumps(found))
 """
 
 
-def test_nothing_that_counts_for_the_whole_machine_can_be_written(world):
+def test_machine_wide_kernel_settings_cannot_be_written(world):
     found = outcome(world, WRITABLE)
     if world.mode == "user":  # settings of the host's own namespaces
         found = [path for path in found if not path.startswith("/proc/sys/")]
@@ -325,7 +325,7 @@ def test_packages_and_users_work_inside_and_leave_no_trace_outside():
         world.close()
 
 
-def test_folders_are_seen_when_settings_name_them(world):
+def test_folders_named_in_the_settings_are_visible(world):
     place = Path(tempfile.mkdtemp(prefix="clary-visible-", dir="/usr/lib/../../opt/.."))
     try:
         place.chmod(0o755)
@@ -344,7 +344,7 @@ def test_folders_are_seen_when_settings_name_them(world):
         shutil.rmtree(place)
 
 
-def test_keys_of_the_session_stay_outside(world):
+def test_session_keyrings_are_not_visible_inside(world):
     libc = ctypes.CDLL(None, use_errno=True)
     key = libc.syscall(248, b"user", b"clary-test-key", b"of the machine", 14, -3)  # add_key to the session keyring
     assert key > 0

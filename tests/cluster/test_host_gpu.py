@@ -1,4 +1,4 @@
-"""Hosts and a real GPU: a host with a GPU sees it and computes on it, a host without one sees no GPU."""
+"""Hosts on a machine with a GPU: a host with the GPU computes on it, a host without it sees no GPU."""
 
 import dataclasses
 import json

@@ -80,7 +80,7 @@ class Lab:
         self.module.write_text("V = 1\n")
 
     def source(self, attack: str, *, requirements: str = "./evil\n") -> Path:
-        """Write the source folder of a job whose local package does `attack` when it is built."""
+        """Write the source folder of a job whose local package runs `attack` during its build."""
         source = self.world.folder(f"source-{uuid.uuid4().hex[:8]}")
         (source / "evil").mkdir()
         (source / "evil" / "pyproject.toml").write_text(PROJECT)
@@ -173,7 +173,7 @@ return {
     assert prepared.notes == ("installed evil==1.0",)
 
 
-def test_writing_into_files_that_environments_share_changes_one_copy_only(lab: Lab) -> None:
+def test_a_write_to_a_shared_file_of_environments_changes_only_one_copy(lab: Lab) -> None:
     plain = lab.source("return {}")
     other = lab.prepare(plain)
     shared = library_of(other) / "alpha.py"

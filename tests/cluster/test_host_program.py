@@ -82,7 +82,7 @@ def test_wait_returns_none_while_a_process_runs(world):
     assert program.running() >= 1
 
 
-def test_first_failure_is_the_earliest_and_no_success(world):
+def test_first_failure_is_the_earliest_end_that_is_no_success(world):
     program, listener = world.start(
         shell("exit 0"), shell("read x < /dev/null; exit 4", rank=1), shell("sleep 0.3; exit 5", rank=2)
     )
@@ -168,7 +168,7 @@ def test_sigterm_reaches_every_process_exactly_once(world):
     listener.wait_for("caught", times=5)
     listener.wait_for("caught", index=1)
     eventually(lambda: program.running() == 2)
-    assert program.signal_all(signal.SIGCONT) == 6  # sleep has ended, the others handled it
+    assert program.signal_all(signal.SIGCONT) == 6  # sleep has ended, the other processes have handled the signal
     program.kill()
     program.close()
     lines = [line for index in (0, 1) for line in listener.text(index).splitlines() if line.startswith("caught")]
@@ -319,7 +319,7 @@ def test_a_program_that_forks_without_end_is_killed(world):
     assert pids_with(sleep.split()[1]) == []
 
 
-def test_a_thousand_short_processes_leave_nothing_behind(world):
+def test_a_thousand_short_processes_leave_no_zombie(world):
     # Each is orphaned, so that the host's first process must reap it.
     program, listener = world.start(
         shell("i=0; while [ $i -lt 1000 ]; do (/bin/true &) ; i=$((i+1)); done; echo all; exec sleep 600")

@@ -41,7 +41,7 @@ pytestmark = [
 
 @pytest.fixture
 def hosts(tmp_path):
-    """Two hosts on one wire, each running sshd as a container of SageMaker would."""
+    """Two connected hosts, each running sshd as a container of SageMaker would."""
     world = HostWorld("root")
     shared = world.folder("attempt") / "ssh"
     links = tuple(HostSpec(name, address, None, 0.0, 0.0) for name, address in ADDRESSES.items())

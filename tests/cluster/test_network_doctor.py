@@ -42,7 +42,7 @@ NUM_TRIES = 5  # tries, of which one must find a busy machine fast for 0.1 s
 def examine(tmp_path, capsys):
     """Yield a function that runs every host's network program at once and returns the findings by host.
 
-    `planned` changes the orders, and so the values that peers expect.
+    `planned` changes the expected values of peers in the orders.
     """
     doctors = []
 

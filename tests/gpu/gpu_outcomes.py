@@ -42,6 +42,6 @@ def failure_of(program: Path, function: str, size: int, *, only: str = "") -> st
 
 
 def reason_of_absence(failure: str) -> str | None:
-    """Return why a function cannot run on this machine, None if it has failed."""
+    """Return the reason why a function cannot run on this machine, None if it ran and failed."""
     lines = [line for line in failure.splitlines() if line.startswith(ABSENT)]
     return lines[0].removeprefix(ABSENT) if lines else None

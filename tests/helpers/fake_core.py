@@ -33,7 +33,7 @@ class FakeCore(ShortCalls):
             return self._last
 
     def end(self, ticket: int, error: Exception | None = None, peer: int = 0) -> None:
-        """End an operation."""
+        """End the operation of a ticket, with an error if one is given."""
         with self._changed:
             self._ends[ticket] = (peer, error)
             self._changed.notify_all()

@@ -35,7 +35,7 @@ def run(columns, *, rows, num_cpus=8.0, num_gpus=2, hosts=("algo-1",), is_over=T
 
 
 def noisy(value, spread, seed=1):
-    """Return a column around a value, never outside 0 to 100."""
+    """Return a column of random values around a value, limited to 0 to 100."""
     source = random.Random(seed)
     drawn = {}
 

@@ -97,7 +97,7 @@ class Ranks:
 
 
 def has(number, state=None):
-    """Return whether a rank's newest call is this one."""
+    """Return a condition: whether a rank's newest call has this number and state."""
     return lambda calls: bool(calls) and calls[0].number == number and state in (None, calls[0].state)
 
 

@@ -711,7 +711,7 @@ class StoreContract:
         assert (await store.cards.page(CardQuery(search="starting"), now=START)).states == {"Starting": 450}
         await store.close()
 
-    # Death
+    # Crashes
 
     @pytest.mark.timeout(120)
     async def test_every_acknowledged_job_and_line_survives_kill_9(self, database_url: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs test functions that need torch, with the interpreter of training programs: this environment lacks torch.
+"""Runner of test functions that need torch, in the interpreter of training programs; the tests' own lacks torch.
 
 A program is a file of functions `test_...`. `names` parses their names without importing the file. `outcomes` runs all
 functions in one process, once per session, and returns the failure of each, None if it passed. Run as a script, this

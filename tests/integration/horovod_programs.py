@@ -66,7 +66,7 @@ class Ranks:
         return self._logs[rank].read_text(errors="replace")
 
     def await_words(self, words: str, rank: int = 0, limit_s: float = 60) -> None:
-        """Wait until a rank has printed some words. Raises: AssertionError when it has not in time."""
+        """Wait until a rank has printed some words. Raises: AssertionError after the time limit."""
         deadline = time.monotonic() + limit_s
         while words not in self.output(rank):
             assert time.monotonic() < deadline, f"rank {rank} did not print {words!r}: {self.output(rank)[-3000:]}"

@@ -44,7 +44,7 @@ class Listing:
 
 
 def printed(name: str) -> str:
-    """Return the text of a listing, as it is printed."""
+    """Return the printed text of a listing."""
     return (LISTINGS / name).read_text(encoding="utf-8")
 
 

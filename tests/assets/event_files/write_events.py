@@ -18,7 +18,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from torch.utils.tensorboard import SummaryWriter
 
 STEPS = 24
-EVERY = 50  # steps from one to the next
+EVERY = 50  # steps between two records
 
 
 def weights_of(step, random):

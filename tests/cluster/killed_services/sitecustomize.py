@@ -34,7 +34,7 @@ def _strike(point, when):
 
 
 def _around(owner, name, point_of):
-    """Have a coroutine function of a class struck before and after; `point_of` names the point of a call."""
+    """Wrap a coroutine method so that a kill can happen before or after it; `point_of` names the point of a call."""
     original = getattr(owner, name)
 
     @functools.wraps(original)

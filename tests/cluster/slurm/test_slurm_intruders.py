@@ -1,4 +1,4 @@
-"""Intruders on nodes of a real Slurm: programs of jobs, and strangers on the network. Needs root."""
+"""Attacks on nodes of a real Slurm: by programs of jobs, and by strangers on the network. Needs root."""
 
 import base64
 import json
@@ -96,7 +96,7 @@ print("FOUND " + json.dumps(found), flush=True)
 
 @pytest.fixture
 def aws(cluster):
-    """Clients; the cluster is empty again after each test."""
+    """Clients of the service; after each test the cluster is empty again."""
     yield cluster.aws
     deadline = time.monotonic() + 60
     while cluster.queue() or cluster.processes():
@@ -171,7 +171,7 @@ def test_a_jobs_program_cannot_reach_slurm_or_other_hosts(cluster, aws, waiting)
     assert tags_of(cluster) == [waiting]
 
 
-def test_only_the_services_user_proves_a_boot_and_each_proof_is_good_once(cluster, waiting):
+def test_only_the_services_user_can_prove_a_boot_and_each_proof_is_valid_once(cluster, waiting):
     right, claim = credential(cluster, f"{waiting} 0"), secrets.token_hex(16)
     assert enrol(waiting, 0, "")[0] == 410
     assert enrol(waiting, 0, f"MUNGE:{base64.b64encode(os.urandom(120)).decode()}:")[0] == 410

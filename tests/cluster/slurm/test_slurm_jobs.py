@@ -1,4 +1,4 @@
-"""Unmodified SageMaker jobs on a real Slurm, from boto3 to nodes and back, through failures. Needs root."""
+"""Unmodified SageMaker jobs on a real Slurm, submitted by boto3, also with failures. Needs root."""
 
 import json
 import os
@@ -100,7 +100,7 @@ def soon(look, *, within_s=30.0):
 
 @pytest.fixture
 def aws(cluster):
-    """Clients; the cluster is empty again after each test."""
+    """Clients of the service; after each test the cluster is empty again."""
     yield cluster.aws
     soon(lambda: not cluster.queue() and not cluster.processes(), within_s=60)
 
@@ -110,7 +110,7 @@ def lines_with(lines, word):
 
 
 @pytest.mark.long(10)
-def test_three_nodes_train_with_smddp_and_leave_nothing(cluster, aws):
+def test_three_nodes_train_with_smddp_and_leave_no_process(cluster, aws):
     name = unique("ddp")
     request = script_request(
         aws,

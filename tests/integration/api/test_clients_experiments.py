@@ -1,4 +1,4 @@
-"""Experiments as clients use them: Run of both SDKs, load_run inside a job and list_runs; every operation by boto3."""
+"""Experiments by clients: Run of both SDKs, load_run inside a job, list_runs, and every operation by boto3."""
 
 import boto3
 import pytest

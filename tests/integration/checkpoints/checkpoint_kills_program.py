@@ -114,7 +114,7 @@ def last_words(folder, rank, number):
 
 
 def save_seconds(folder, number):
-    """Return the median seconds of a save, from the rounds up to this one."""
+    """Return the median seconds of a save, over this round and all earlier ones."""
     ends = [
         [one["at_s"] for one in told(folder, rank, before, "whole")]
         for rank in range(NUM_RANKS)

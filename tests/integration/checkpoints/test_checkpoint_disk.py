@@ -26,6 +26,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="a file system of its own size takes root")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", names(PROGRAM))
-def test_disk(name: str, tmp_path: Path, small_disk: Path) -> None:
+def test_functions_on_a_full_disk_pass(name: str, tmp_path: Path, small_disk: Path) -> None:
     places = {"CLARY_TEST_FOLDER": str(tmp_path), "CLARY_TEST_SMALL_DISK": str(small_disk)}
     assert_passed(PROGRAM, name, 2, CLARY_TEST_BACKEND="gloo", **places)

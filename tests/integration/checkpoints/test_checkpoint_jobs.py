@@ -1,4 +1,4 @@
-"""Jobs with CheckpointConfig through the service: each finds the checkpoints of the one before."""
+"""Jobs with CheckpointConfig in a real service: each finds the checkpoints of the previous job."""
 
 from __future__ import annotations
 

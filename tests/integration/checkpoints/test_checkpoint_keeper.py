@@ -18,5 +18,5 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", names(PROGRAM))
 @pytest.mark.long
-def test_keeper(name: str, folder: Path) -> None:
+def test_functions_of_the_keeper_pass(name: str, folder: Path) -> None:
     assert_passed(PROGRAM, name, 4, CLARY_TEST_BACKEND="gloo", CLARY_TEST_FOLDER=str(folder))

@@ -52,7 +52,7 @@ def start(weed: dict, prefix: str, folder: Path, *, host: str = "algo-1", num_ho
 
 @pytest.mark.timeout(300)
 @pytest.mark.long
-def test_thirty_kills_leave_no_torn_restore(weed, tmp_path: Path) -> None:
+def test_no_restore_is_torn_after_thirty_kills(weed, tmp_path: Path) -> None:
     dice = random.Random(3)
     prefix = f"s3://{BUCKET}/kills"
     reached, rolled = [], []

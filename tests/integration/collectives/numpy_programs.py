@@ -12,7 +12,7 @@ from clary.train.collective.adapters.numpy import init
 
 
 def collectives(comm):
-    """Every method, with shapes and types."""
+    """Call every method with several shapes and types, and check the results."""
     rank, size = comm.rank, comm.size
     ranks = np.arange(size)
     mine = np.arange(6, dtype=np.float32).reshape(2, 3) + rank

@@ -234,7 +234,7 @@ def test_another_program_at_a_ranks_address_is_reported():
 
 
 class Forging(MemoryStore):
-    """Replaces the port in rank 0's record."""
+    """A store that replaces the port in rank 0's record."""
 
     def __init__(self, port):
         super().__init__()

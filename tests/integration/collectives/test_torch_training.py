@@ -16,7 +16,7 @@ pytestmark = pytest.mark.xdist_group("torch-training")  # a program runs once pe
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", names(TRAINING))
 @pytest.mark.long(15)
-def test_training(name: str, size: int) -> None:
+def test_training_functions_pass(name: str, size: int) -> None:
     assert_passed(TRAINING, name, size)
 
 
@@ -30,5 +30,5 @@ def test_training_on_several_hosts(name: str) -> None:
 @pytest.mark.long(20)
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(COMPILED))
-def test_compiled(name: str) -> None:
+def test_compiled_functions_pass(name: str) -> None:
     assert_passed(COMPILED, name, 2)

@@ -274,7 +274,7 @@ def is_shared(tensor, size):
     return all(torch.equal(tensor, other) for other in everybody)
 
 
-def test_local_updates_agree_every_period_and_not_between(rank, size):
+def test_local_updates_synchronise_only_once_per_period(rank, size):
     torch.manual_seed(rank)
     local = Deep()
     updates = LocalUpdates(local, period=3)

@@ -69,7 +69,7 @@ class Browser:
 
 
 class Console:
-    """The console of one service in a browser."""
+    """The console of one service, opened in a browser."""
 
     def __init__(self, browser, service):
         self._browser = browser

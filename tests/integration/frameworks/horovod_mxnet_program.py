@@ -98,7 +98,7 @@ def trainer_for(way, net):
 
 
 def train(way, images, labels):
-    """Return losses of each step over the whole batch, and the weights at the end."""
+    """Train; return the losses of each step over the whole batch, and the final weights."""
     net = make_net(seed=hvd.rank())  # ranks differ until rank 0's weights are broadcast
     hvd.broadcast_parameters(net.collect_params(), root_rank=0, prefix=way)
     trainer = trainer_for(way, net)

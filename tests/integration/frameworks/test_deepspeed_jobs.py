@@ -43,7 +43,7 @@ def aws(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Return the losses of one process of torch."""
+    """The losses of one process of plain torch."""
     (found,) = run_ranks("deepspeed", PROGRAM, "--plain=yes", num_ranks=1, folder=tmp_path_factory.mktemp("alone"))
     return found["losses"]
 

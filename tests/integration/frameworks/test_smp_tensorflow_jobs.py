@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 IMAGE = "tensorflow-training:2.6.3-gpu-py38-cu112-ubuntu20.04"
-# of distribution={"smdistributed": {"modelparallel": {"enabled": True, "parameters": {...}}}, "mpi": {...}}
+# those of distribution={"smdistributed": {"modelparallel": {"enabled": True, "parameters": {...}}}, "mpi": {...}}
 MODEL_PARALLEL = {
     "sagemaker_mpi_enabled": "true",
     "sagemaker_mpi_num_of_processes_per_host": "2",

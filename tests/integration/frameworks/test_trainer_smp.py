@@ -67,8 +67,8 @@ def check(found, alone, environment, *, cut):
         assert "user_content.pt" in facts["saved"]
     saved = {name for facts in found for name in facts["saved"]}  # each host has its own folder
     assert optimizer_files | {WEIGHTS[environment]} <= saved
-    assert found[0]["losses"] == pytest.approx(alone["losses"], abs=2e-4)  # old versions round them to four places
-    if found[0]["replicas"] == 1:  # with more, its mean counts the samples that fill up the last batch
+    assert found[0]["losses"] == pytest.approx(alone["losses"], abs=2e-4)  # old versions round losses to four places
+    if found[0]["replicas"] == 1:  # with more replicas, the mean includes the samples that pad the last batch
         assert found[0]["evaluation"]["loss"] == pytest.approx(alone["evaluation"]["loss"], rel=1e-4)
 
 

@@ -31,7 +31,7 @@ def main():
             compression = chance.choice(("None", "Gzip"))
             channel = Channel(name=name, s3_uri=f"s3://data/{name}/{compression}", compression=compression)
             selection = select_objects(channel, store=store)
-            objects = selection.objects[chance.randrange(3) :]  # other trees of the same objects
+            objects = selection.objects[chance.randrange(3) :]  # varies the tree with the same objects
             try:
                 snapshot = cache.snapshot(objects, selection.folders, channel=channel, store=store)
             except CacheUnusable as reason:

@@ -10,7 +10,7 @@ import pytest
 
 @cache
 def find_python(version: str) -> str | None:
-    """Return an interpreter of a version such as 3.10, from PATH or pyenv's folder; None if it is missing."""
+    """Return an interpreter of this version, such as 3.10, from PATH or pyenv's folder; None if it is missing."""
     named = shutil.which(f"python{version}")
     kept = sorted((Path.home() / ".pyenv/versions").glob(f"{version}.*/bin/python{version}"))
     for candidate in [*map(str, kept), *([named] if named else [])]:
@@ -22,7 +22,7 @@ def find_python(version: str) -> str | None:
 
 
 def python(version: str) -> str:
-    """Return an interpreter of a version; skip the test if it is missing."""
+    """Return an interpreter of this version; skip the test if it is missing."""
     found = find_python(version)
     if found is None:
         pytest.skip(f"there is no Python {version} on this machine: neither python{version} in PATH nor in ~/.pyenv")

@@ -36,7 +36,7 @@ def main():
         skipped = step % len(loader)
         for number, (inputs, targets) in enumerate(loader):
             if number < skipped:
-                continue  # drawn before the interruption
+                continue  # this batch was used before the interruption
             loss = torch.nn.functional.mse_loss(model(inputs).squeeze(1), targets)
             optimizer.zero_grad()
             loss.backward()

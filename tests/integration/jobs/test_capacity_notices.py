@@ -68,7 +68,7 @@ def running(aws, label, **members):
     files = {"train.py": PROGRAM}
     start(aws, script_request(aws, name, files, instance_count=len(HOSTS), CheckpointConfig=config, **members))
     wait_for(aws, name, "BEGIN", len(HOSTS))
-    time.sleep(1.0)  # some steps
+    time.sleep(1.0)  # time for some steps
     return name
 
 

@@ -117,7 +117,7 @@ async def test_a_store_whose_ports_are_open_is_not_adopted(tmp_path: Path) -> No
     record = StoreRecord.read(record_path)
     assert record is not None
     assert record.process is not None
-    first._watcher.cancel()  # the first service is killed
+    first._watcher.cancel()  # as if the first service was killed
     first._release_lock()
     document = json.loads(record_path.read_text())
     del document["is_secured"]

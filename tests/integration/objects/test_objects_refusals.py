@@ -219,7 +219,9 @@ def test_unusual_keys_are_stored_under_exactly_their_names(plain: Any, key: str,
 @pytest.mark.parametrize(
     "name", ["a//b", "/a", "a/./b", "a/../b", "..", "a\\b", "a\0b", ".uploads/a", "x.versions/a", "s" * 256]
 )
-def test_keys_that_would_be_aliased_are_refused_everywhere(service: Service, plain: Any, name: str) -> None:
+def test_keys_that_the_store_would_alias_are_refused_in_every_operation(
+    service: Service, plain: Any, name: str
+) -> None:
     plain.put_object(Bucket=BUCKET, Key="a/b", Body=b"other")
     path = f"/{BUCKET}/{quote(name, safe='/')}"
     answer = send(service, "PUT", path, body=b"x")

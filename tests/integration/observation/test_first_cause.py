@@ -150,7 +150,7 @@ class World:
         self.has_namespaces = has_namespaces(service.home)
 
     def why_not(self, case):
-        """Return a reason why this machine can not run a case; None if it can."""
+        """Return the reason why this machine cannot run a case; None if it can."""
         if case.kind == "limit" and not self.has_memory_limits:
             return "this machine gives no memory limit to hosts"
         if case.group == "loss" and case.kind != "agent" and not self.has_namespaces:
@@ -246,7 +246,7 @@ def test_the_first_cause_is_named_for_every_kind_of_failure_on_every_rank(world)
     """Print one line per case and the confusion matrix of verdicts; check host, rank, words, verdict and advice.
 
     Each failure of a rank hits one rank; with CLARY_CAUSE_ROUNDS=4 it hits each rank in turn.
-    CLARY_CAUSE_ONLY=gloo,link chooses groups and kinds.
+    CLARY_CAUSE_ONLY=gloo,link limits the run to these groups or kinds.
     """
     rounds = int(os.environ.get("CLARY_CAUSE_ROUNDS", "1"))
     only = os.environ.get("CLARY_CAUSE_ONLY", "").split(",")

@@ -39,7 +39,7 @@ def page_of(service, name):
 
 
 @pytest.mark.long
-def test_a_job_of_two_hosts_is_all_green_and_its_program_runs(own_service):
+def test_all_checks_of_a_healthy_job_of_two_hosts_pass(own_service):
     aws, name = Clients(own_service), unique("healthy")
     aws.sagemaker.create_training_job(**job_request(name, "echo done", ResourceConfig=TWO_HOSTS))
     facts = wait(aws, name, timeout_s=LIMIT_S)

@@ -128,7 +128,7 @@ def host_metric(agent, metric="CPUUtilization"):
     return {"Namespace": NAMESPACE, "MetricName": metric, "Dimensions": dimensions}
 
 
-def test_a_service_that_is_killed_between_batches_has_every_row_once(own_service, aws):
+def test_a_service_killed_between_batches_has_every_row_once(own_service, aws):
     agent = running_job(own_service, aws, "survivor")
     assert agent.send(0, 100) == 100
     os.kill(json.loads((own_service.home / "run" / "service.json").read_text())["pid"], signal.SIGKILL)
@@ -226,7 +226,7 @@ def test_a_bucket_may_be_called_metrics(aws):
     aws.s3.delete_bucket(Bucket="metrics")
 
 
-def test_the_command_shows_a_table(own_service, agent):
+def test_clary_metrics_prints_a_table(own_service, agent):
     agent.measure(10)
     lines = own_service.clary("metrics", agent.job, "--since", "1h", "--host", "algo-1").stdout.splitlines()
     assert lines[0].startswith(f"{agent.job}  InProgress, ")

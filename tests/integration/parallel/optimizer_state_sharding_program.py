@@ -179,7 +179,7 @@ def test_masters_in_32_bits(rank, size):
             one.data.copy_(master)
     assert_same_bits(module, other)
     states = optimizer.full_state_dict()
-    for number, master in enumerate([*masters[::2], *masters[1::2]]):  # by group
+    for number, master in enumerate([*masters[::2], *masters[1::2]]):  # full states list parameters by group
         assert torch.equal(states["masters"][number], master)
     again = spread(module, "sgd", with_masters=True)
     again.load_full_state_dict(states)
@@ -263,7 +263,7 @@ def test_full_states_equal_those_of_the_unsharded_optimizer(rank, size):
     assert (set(at_first["state"]) == set(wanted["state"])) == (rank == 0 or size == 1)
     other = model()
     other.load_state_dict(plain.state_dict())
-    for state in (wanted, found):  # from either
+    for state in (wanted, found):  # loaded from both full states
         again = copy.deepcopy(other)
         again_optimizer = spread(again, "adam")
         again_optimizer.load_full_state_dict(copy.deepcopy(state))

@@ -47,7 +47,7 @@ class Several(nn.Module):
 
 
 def make_parts(num_stages):
-    """Return the modules of all stages; ids go in and scores come out."""
+    """Return the modules of all stages; the input is ids, the output scores."""
     torch.manual_seed(11)
     parts = [nn.Sequential(Block()) for _ in range(num_stages)]
     parts[0].insert(0, nn.Embedding(CLASSES, WIDTH))
@@ -141,7 +141,7 @@ def test_training_is_the_same_with_ends_together_disabled(rank, size):
 
 
 class Counting(Pipeline):
-    """Counts living activations and sends after every action."""
+    """Counts living activations and pending sends after every action."""
 
     peak_activations = peak_sends = 0
 

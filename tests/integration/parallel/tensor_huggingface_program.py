@@ -258,7 +258,7 @@ def test_gptj(rank, size):
 
 
 def test_bert(rank, size):
-    """The encoder, and the layers around it that are neither tied nor unsupported."""
+    """The encoder is replaced, and those layers around it that are supported and not tied."""
     compare(
         plain_model(BertForMaskedLM, BertConfig(**ENCODER)),
         translators("bert"),
@@ -467,7 +467,7 @@ LLAMA = LlamaConfig(
 
 
 def test_llama(rank, size):
-    replaced = {("LlamaDecoderLayer", "DistributedTransformerLayer"), *MATRICES}  # the head, and the embedding
+    replaced = {("LlamaDecoderLayer", "DistributedTransformerLayer"), *MATRICES}  # MATRICES: the head and the embedding
     compare(plain_model(LlamaForCausalLM, LLAMA), translators("llama"), replaced=replaced)
 
 

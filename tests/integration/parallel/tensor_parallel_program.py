@@ -209,7 +209,7 @@ def hidden_and_mask(seed):
 
 def only_hidden_gets_gradients(seed):
     hidden, mask = hidden_and_mask(seed)
-    return [hidden, mask.int()]  # an integer here so that `compare` asks for no gradient of it
+    return [hidden, mask.int()]  # an integer mask, so that `compare` requires no gradient of it
 
 
 def call_layer(module, hidden, mask, *rest):
@@ -483,7 +483,7 @@ def test_a_stack_uses_the_number_of_collectives_of_its_layout(rank, size):
 
     kinds = ("all_reduce", "all_gather_single", "reduce_scatter_single", "all_to_all_single", "broadcast")
     own = {kind: getattr(dist, kind) for kind in kinds}
-    expected = {  # per layer: two blocks, forward and backward; the statistics of two layer norms where they are split
+    expected = {  # per layer: two blocks, forward and backward; the statistics of two layer norms if they are split
         "speed": {"all_reduce": 4},
         # gathered before each block, again for its backward pass, and after each block's backward pass
         "memory": {"all_gather_single": 2 + 2 + 2 + 2, "reduce_scatter_single": 2 + 2, "all_reduce": 2},
@@ -683,7 +683,7 @@ def test_checkpointing_draws_the_same_masks_again(rank, size):
                 assert torch.equal(module((hidden, None))[0], module((hidden, None))[0])
 
 
-def test_marks_say_which_parameters_are_slices(rank, size):
+def test_attributes_mark_the_parameters_that_are_slices(rank, size):
     with parallel(size, optimize="speed"):
         module = DistributedTransformerLayer(**LAYER)
         assert all(one.is_distributed for one in module.modules() if hasattr(one, "layout"))

@@ -9,7 +9,7 @@ from torch_ranks import assert_passed, names
 from needs import python_of, require
 
 PROGRAM = Path(__file__).with_name("tensor_llama_program.py")
-ENVIRONMENTS = {"hf": "5.24", "transformers-4.46": "4.46"}  # versions of transformers
+ENVIRONMENTS = {"hf": "5.24", "transformers-4.46": "4.46"}  # environment -> version of transformers
 
 
 @pytest.mark.long(60)

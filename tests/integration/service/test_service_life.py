@@ -262,7 +262,7 @@ def test_the_external_object_store_of_the_settings_is_used(own_service):
 
 
 @pytest.mark.long
-def test_jobs_live_in_postgresql_and_survive_the_service_there(own_service):
+def test_jobs_in_postgresql_survive_a_restart_of_the_service(own_service):
     postgres = PostgresServer()
     try:
         database = postgres.create_database()

@@ -40,7 +40,7 @@ def test_setting_the_wall_clock_changes_neither_the_end_nor_the_bill_of_a_job(tm
         training_s = time.monotonic()
         for step_s in STEPS:
             clock.set_offset(step_s)
-            time.sleep(1.2)  # longer than a heartbeat and two passes
+            time.sleep(1.2)  # longer than a heartbeat and two passes of the service
             facts = aws.sagemaker.describe_training_job(TrainingJobName=stepped)
             assert facts["SecondaryStatus"] == "Training", (step_s, facts.get("FailureReason"))
         clock.set_offset(0)

@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 class BytesModel(nn.Module):
-    """The decoder."""
+    """Decoder of bytes: embeddings, blocks and a head."""
 
     def __init__(self, num_layers=2):
         super().__init__()

@@ -117,7 +117,7 @@ class Doors:
 
 @pytest.fixture
 def open_doors(tmp_path):
-    """Start ranks that end with the test."""
+    """A function that starts two ranks, which are ended after the test."""
     opened = []
 
     def open_them(way="horovod", **variables):
