@@ -27,7 +27,7 @@ world = world_of(EVERY_MODE)
 
 
 def signal_everybody(program, number=signal.SIGTERM):
-    """Send a signal to every process of a host, the first ones included; the test's own process gets none."""
+    """Send a signal to every process of a host, the first ones included, but not to the test's own process."""
     first = first_process(program)
     for pid in sorted({first, *live_descendants(first)}):
         with contextlib.suppress(ProcessLookupError):  # a child of a shell may have ended

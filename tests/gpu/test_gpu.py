@@ -1,4 +1,4 @@
-"""Tests that need one GPU; on machines without a GPU, those that can be rehearsed on the CPU.
+"""Tests that need one GPU; on machines without a GPU, some of them are rehearsed on the CPU.
 
 `sh tools/check_gpu.sh` runs the same functions one by one on machines that have only torch installed.
 """

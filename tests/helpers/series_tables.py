@@ -22,7 +22,7 @@ def rows(columns, *, start_ms=START_MS, step_ms=500):
 
 
 def measured(num_rows, *, num_ranks=2, start_ms=START_MS, seed=1):
-    """Return rows like those that a host measures."""
+    """Return rows like the measurements of a host."""
     chance = random.Random(seed)
     columns = {"host/cpu_percent": [round(chance.gauss(180, 8), 1) for _ in range(num_rows)]}
     columns["host/memory_bytes"] = [4096.0 * (760_000 + row // 3) for row in range(num_rows)]

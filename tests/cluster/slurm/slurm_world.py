@@ -118,7 +118,7 @@ class SlurmWorld:
         return int(self.bed.run(*command, "--wrap=exec sleep 600", user=user))
 
     def clear(self):
-        """End all jobs; check that none of their processes is left."""
+        """End all jobs; check that their processes are gone."""
         for step in self.bed.run("squeue", "--steps", "--noheader", "--format=%i").split():
             self.bed.run("scancel", "--signal=KILL", step, check=False)
         for number in self.bed.run("squeue", "--noheader", "--format=%A").split():

@@ -1,4 +1,4 @@
-"""A node that returns after its job has been restarted on another node: none of its output is stored.
+"""A node that returns after its job has been restarted on another node: its output is not stored.
 
 Needs root. All processes of a node are stopped, so that neither Slurm nor the service can end them. The job continues
 on another node. Then all stopped processes except Slurm's daemons are continued.

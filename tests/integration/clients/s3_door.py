@@ -62,7 +62,7 @@ def temporary():
 
 
 def arrow(bucket):
-    """Return what pyarrow reads, configured by AWS_ENDPOINT_URL only, and with the bucket in the host name."""
+    """Return the objects read by pyarrow, configured by AWS_ENDPOINT_URL only, and with the bucket in the host name."""
     if find_spec("pyarrow") is None:
         return None
     from pyarrow import fs

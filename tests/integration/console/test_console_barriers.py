@@ -48,7 +48,7 @@ class Jobs:
 
 @pytest.fixture(scope="module")
 def jobs(own_service):
-    """Jobs that each show one kind of page; those that end have ended before the waiting job is created."""
+    """Jobs that each show one kind of page; the waiting job is created after the finished jobs have ended."""
     aws = Clients(own_service)
 
     def start(label, command, **resources):

@@ -18,7 +18,7 @@ INCONCLUSIVE = 3
 
 
 def forgetting(what):
-    """Return the program that forgets this part; an empty string: it forgets none."""
+    """Return the program that forgets this part; with an empty string it restores every part."""
     assert 'FORGETS = ""' in PROGRAM
     return PROGRAM.replace('FORGETS = ""', f'FORGETS = "{what}"')
 

@@ -286,7 +286,7 @@ with open(f"/opt/ml/model/{os.uname().nodename}.json", "w") as file:
 
 @pytest.fixture(scope="module")
 def channels_of_two_hosts(aws):
-    """What two hosts read from channels of every kind, and the job's log."""
+    """The data that two hosts read from channels of every kind, and the job's log."""
     base = unique("channels")
     for index in range(5):
         put(aws, f"{base}/data/part-{index}", f"part {index}")

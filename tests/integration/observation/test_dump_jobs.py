@@ -1,4 +1,4 @@
-"""`clary dump` of real jobs at a standstill: it names the culprit; for a running job it names none."""
+"""`clary dump` of real jobs at a standstill: it names the culprit; for a running job it names no rank."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Program of another job, which tries every path to the ports of a training job and prints those that it reached.
+"""Program of another job, which tries every path to the ports of a training job and prints the reached ports.
 
 target.json in its folder: {"open": [[ADDRESS, PORT]...], "address": ..., "named": [...], "folders": [...]}. It prints a
 line `TRIED {...}`. Listeners in its own host, such as the relay to the service, are listed separately.

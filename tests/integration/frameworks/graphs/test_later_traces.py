@@ -1,4 +1,4 @@
-"""Collectives in a later trace of a TensorFlow function whose first trace had none, as in elastic Horovod."""
+"""Collectives that first occur in a later trace of a TensorFlow function, as in elastic Horovod."""
 
 import os
 import subprocess
