@@ -1,4 +1,4 @@
-"""Folders of the machine as file systems: a job gets only folders named in the settings, whatever its key allows."""
+"""Folders of the machine as file systems: a job gets only folders named in the settings, with any key."""
 
 import json
 
