@@ -1,4 +1,4 @@
-"""The judge of a queue of many jobs: it finds every overtaking, and reports none if the order is not known."""
+"""The judge of a queue of many jobs: it finds every overtaking, and reports no overtaking if the order is not known."""
 
 from datetime import UTC, datetime
 

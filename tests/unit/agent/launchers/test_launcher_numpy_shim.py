@@ -119,6 +119,6 @@ def test_the_installed_numpy_has_all_targets_of_removed_names(tmp_path: Path) ->
 
 @pytest.mark.needs("train")
 def test_importing_torch_uses_no_removed_name(tmp_path: Path) -> None:
-    """A library that probes for removed names must not print the message in a program that uses none."""
+    """A library that probes for removed names must not print the message in a program without them."""
     done = run(tmp_path, "import torch, torch.utils.data, torch.distributed\n", python=str(PYTHON))
     assert (done.returncode, done.stderr) == (0, "")

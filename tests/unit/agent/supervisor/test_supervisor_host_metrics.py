@@ -35,7 +35,7 @@ def service(tmp_path: Path):
 
 @pytest.fixture
 def program_pid(monkeypatch):
-    """Start a real process: the fake program has none."""
+    """Start a real process: the fake program starts no process."""
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     monkeypatch.setattr(FakeProgram, "init_pid", process.pid)
     yield process.pid

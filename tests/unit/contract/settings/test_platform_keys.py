@@ -1,4 +1,4 @@
-"""Misspelt keys of the platform get a warning with the likely key; keys that SDKs send get none."""
+"""Misspelt keys of the platform get a warning with the likely key; keys that SDKs send get no warning."""
 
 import json
 from pathlib import Path

@@ -42,7 +42,7 @@ def test_shares_of_a_step_follow_from_the_events():
 
 
 def test_time_in_which_an_operation_waits_does_not_count_as_computing():
-    """A backward pass that waits for a collective has one operation around the wait, and none inside of it."""
+    """A backward pass that waits for a collective has one operation around the wait, and no operation inside of it."""
     trace = trace_of(
         [
             event("autograd::engine::evaluate_function: AddmmBackward0", 0, 100),

@@ -1,4 +1,4 @@
-"""Shares of importance of hyperparameters, and the reasons if there are none."""
+"""Shares of importance of hyperparameters, and the reasons if there are no shares."""
 
 import pytest
 from tuning_trials import METRIC, many_trials, trial, tuning_job, tuning_request

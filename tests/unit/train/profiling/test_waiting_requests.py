@@ -1,4 +1,4 @@
-"""The request that a process answers, the one that is next, and those that are given up."""
+"""The request that a process answers, the one that is next, and abandoned requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Users who cancelled jobs, from recorded output of sacct and log lines of slurmctld 22.05."""
+"""Users that cancelled jobs, from recorded output of sacct and log lines of slurmctld 22.05."""
 
 from clary.control.engines.slurm.cancellers import user_in_log, user_in_state
 

@@ -45,7 +45,7 @@ CORE_OPS: dict[int, int] = {int(op): int(core_op) for op, core_op in _OPS}  # ty
 
 
 def tensors_are_read_by(core: Any) -> bool:
-    """Return whether a core reads plain tensors itself; tell it what it needs for that.
+    """Give a core the tables for reading plain tensors itself; return whether it can.
 
     Not before torch 2.7, whose options do not say whether the caller waits.
     """

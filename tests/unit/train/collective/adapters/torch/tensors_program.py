@@ -16,7 +16,7 @@ door = native.door()
 
 
 class FakeReader:
-    """Takes what `tensors_are_read_by` tells a core, and passes it to `_door`."""
+    """A core that passes the tables of `tensors_are_read_by` to `_door`."""
 
     def know_tensors(self, types, strided, dtypes, reductions):
         door.know_tensors(*types, strided, dtypes, reductions)
