@@ -18,7 +18,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent.parent / "src"
 OURS = ("clary", "smdistributed", "smdebug")
-REASON = re.compile(r"# (saves \d+ ms|no start-up time: )")
+REASON = re.compile(r"# (?:[Ii]mported late: )?(saves \d+ ms|no start-up time: )")
 TRIES = 5
 # What only a job's program imports is measured in the environment of programs, where torch is.
 IN_PROGRAMS = ("clary.train", "clary.compat")

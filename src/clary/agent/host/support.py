@@ -49,7 +49,7 @@ def supports(isolation: Isolation) -> str | None:
 
 def probe() -> None:
     """Enter namespaces and mount as a host would; raise the kernel's error. Runs in a process of its own."""
-    from clary.agent.host.init import enter_own_user_namespace  # late: saves the service 14 ms at its start
+    from clary.agent.host.init import enter_own_user_namespace  # imported late: saves 14 ms of the service's start
 
     if os.geteuid() != 0:
         enter_own_user_namespace()

@@ -69,7 +69,7 @@ def _open(kind: str, connections: GroupConnections) -> Core:
         native = native_core.NativeCore(connections)
         _record(native, connections)
         return native
-    # a local import: saves 12 ms if the compiled core exists
+    # imported late: saves 12 ms if the compiled core exists
     from clary.train._native.reference import ReferenceCore
 
     return ReferenceCore(connections)

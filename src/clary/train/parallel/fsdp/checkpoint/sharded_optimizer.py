@@ -51,7 +51,7 @@ def _with_group(
     model_state_dict: Any, optimizer_key: Any, storage_reader: Any, planner: Any = None, process_group: Any = None
 ) -> Any:
     """Replace torch's function; this code runs with the globals of torch's module."""
-    # not for start-up time: the globals of torch's module lack `load_optimizer_shards`
+    # no start-up time: the globals of torch's module lack `load_optimizer_shards`
     from clary.train.parallel.fsdp.checkpoint.sharded_optimizer import load_optimizer_shards
 
     return load_optimizer_shards(model_state_dict, optimizer_key, storage_reader, planner, process_group)
