@@ -19,8 +19,9 @@ using std::chrono::milliseconds;
 // A caller that waits has nothing better to do; the executor runs beside the computation that it must not slow down.
 constexpr Duration kPatienceOfCaller = microseconds(1000);
 constexpr Duration kPatienceOfExecutor = microseconds(50);
-// To wake the executor, and its caller again, takes some 20 us. In that time ranks that compute alike have come.
-constexpr Duration kPatienceOfTry = microseconds(20);
+// What a hand-over costs: the executor, the thread that ends futures and the caller wake one another. In that time
+// ranks that compute alike have come.
+constexpr Duration kPatienceOfTry = microseconds(100);
 // What is larger is worth running beside the caller's computation.
 constexpr uint64_t kMostTriedBytes = 64u << 10;
 constexpr Duration kGoodbyeLimit = milliseconds(1000);
