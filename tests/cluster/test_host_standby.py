@@ -108,7 +108,7 @@ class StandbyWorld(HostWorld):
         super().__init__(mode)
         self._standbys = []
 
-    def prepare(self, sandbox=None, *, preload=(PRELOADED,), late_roots=(), python=PYTHON, environment=None):
+    def prepare(self, sandbox=None, *, preload=(PRELOADED,), late_roots=(), python=PYTHON, environment=None, ahead=1):
         sandbox = sandbox or self.sandbox()
         standby = StandbyHost.prepare(
             sandbox,
@@ -116,6 +116,7 @@ class StandbyWorld(HostWorld):
             environment=self.variables(sandbox) if environment is None else environment,
             preload=preload,
             late_roots=late_roots,
+            num_ahead=ahead,
         )
         self._standbys.append(standby)
         return standby
@@ -182,6 +183,67 @@ def test_ranks_are_forked_from_the_ready_interpreter(world):
     assert [listener.text(rank) for rank in range(3)] == [f"forked\n['{3 * rank}'] {rank}\n" for rank in range(3)]
     assert exits == [(0, None), (3, None), (6, None)]
     assert (program.num_forked, program.why_not_forked, program.wait(0).notes) == (3, "", ())
+
+
+def zygote_and_ranks(world, sandbox, *, ahead):
+    """Prepare a host; return it, the pid of its zygote, and the pids of the ranks that it has forked ahead."""
+    marker = f"missing_{uuid.uuid4().hex}"
+    standby = world.prepare(sandbox, preload=(PRELOADED, marker), ahead=ahead)
+    eventually(lambda: len(pids_with(marker)) == 1 + ahead)
+    pids = pids_with(marker)
+    (zygote,) = (pid for pid in pids if read_entry(pid).parent not in pids)
+    return standby, zygote, [pid for pid in pids if pid != zygote]
+
+
+def is_alive(pid):
+    entry = read_entry(pid)
+    return entry is not None and not entry.has_ended
+
+
+def test_ranks_that_were_forked_ahead_run_the_program(world):
+    sandbox = world.sandbox()
+    standby, _, ahead = zygote_and_ranks(world, sandbox, ahead=2)
+    ranks = [world.rank(sandbox, f"{IS_FORKED}print({rank})", rank=rank) for rank in range(2)]
+    program, listener = world.start_in(standby, *ranks)
+    finished(program, listener)
+    assert [listener.text(rank) for rank in range(2)] == ["forked\n0\n", "forked\n1\n"]
+    assert sorted(end.pid for end in program.exits()) == sorted(ahead)
+
+
+def test_a_program_with_more_ranks_than_were_forked_ahead_forks_the_others(world):
+    sandbox = world.sandbox()
+    standby, _, ahead = zygote_and_ranks(world, sandbox, ahead=1)
+    ranks = [world.rank(sandbox, f"{IS_FORKED}print({rank})", rank=rank) for rank in range(3)]
+    program, listener = world.start_in(standby, *ranks)
+    finished(program, listener)
+    assert [listener.text(rank) for rank in range(3)] == [f"forked\n{rank}\n" for rank in range(3)]
+    assert program.num_forked == 3
+    assert set(ahead) < {end.pid for end in program.exits()}
+
+
+def test_ranks_forked_ahead_that_a_program_does_not_need_exit_before_it_ends(world):
+    sandbox = world.sandbox()
+    standby, _, ahead = zygote_and_ranks(world, sandbox, ahead=3)
+    program, listener = world.start_in(standby, world.rank(sandbox, "print('on', flush=True)\nwhile True: pass"))
+    listener.wait_for("on")
+    eventually(lambda: sum(map(is_alive, ahead)) == 1)
+    program.kill()
+
+
+def test_a_rank_forked_ahead_that_was_killed_is_replaced(world):
+    sandbox = world.sandbox()
+    standby, _, ahead = zygote_and_ranks(world, sandbox, ahead=2)
+    os.kill(ahead[0], signal.SIGKILL)
+    program, listener = world.start_in(standby, *(world.rank(sandbox, IS_FORKED, rank=rank) for rank in range(2)))
+    assert finished(program, listener) == ([(0, None)] * 2, "forked\n")
+    assert program.num_forked == 2
+
+
+def test_ranks_forked_ahead_end_with_their_interpreter(world):
+    standby, zygote, ahead = zygote_and_ranks(world, world.sandbox(), ahead=2)
+    os.kill(zygote, signal.SIGKILL)
+    eventually(lambda: not any(map(is_alive, ahead)))
+    standby.close()
 
 
 def test_a_forked_rank_sees_the_same_process_state_as_an_executed_one(world):

@@ -113,6 +113,7 @@ def run(world, *, is_prepared, script=SCRIPT):
             python=str(TRAIN_PYTHON),
             environment=processes[0].environment,
             preload=(*PRELOAD, "last_module"),
+            num_ahead=NUM_RANKS,
         )
     try:
         write_train_library(MlTree(Path(sandbox.ml_folder)))

@@ -52,6 +52,7 @@ class StandbyHost:
         preload: Sequence[str] = ("torch",),
         late_roots: Sequence[str] = (),
         lasts: bool = False,
+        num_ahead: int = 0,
     ) -> StandbyHost:
         """Start the creation of the host and return; `start` waits for its completion.
 
@@ -65,18 +66,20 @@ class StandbyHost:
             late_roots: existing folders that may contain sources of late binds.
             lasts: whether the host serves several programs of one owner in succession, until one leaves a trace;
                 ignored for plain processes. Then `ml_folder` must lie below `host_folder`.
+            num_ahead: ranks to fork before the program is known; a host that lasts forks none.
 
         Raises:
             AgentError: a folder is missing or the cgroup is in use; the host was removed.
         """
         standby = cls(sandbox, python=python, environment=environment, late_roots=late_roots, lasts=lasts)
         first_process = FirstProcess(sandbox)
+        ahead = 0 if standby.lasts else num_ahead
         try:
             first_process.launch(
                 (),
                 output_fds=(),
                 standby={
-                    "argv": [python, ZYGOTE, standby._late_folder, RANK_SHIM, *preload],
+                    "argv": [python, ZYGOTE, standby._late_folder, RANK_SHIM, str(ahead), *preload],
                     "environment": standby._start_variables,
                     "lasts": standby.lasts,
                 },

@@ -17,6 +17,7 @@ from clary.contract.launch_plan import Isolation
 from clary.contract.ml_tree import OPT_ML
 
 PRELOAD = ("torch",)
+MOST_AHEAD = 16  # each rank that waits holds some 2 MB of its own
 # Not compared here: the cgroup keeps the standby host's name, and binds are compared one by one.
 _NOT_COMPARED = frozenset({"binds", "cgroup_name"})
 
@@ -28,6 +29,7 @@ class StandbyPlan:
     python: str
     environment: Mapping[str, str]  # only variables that an interpreter reads at its start
     preload: tuple[str, ...]  # modules to import if the environment has them
+    num_ahead: int  # ranks to fork before the next program is known
 
 
 def plan_standby(
@@ -41,13 +43,14 @@ def plan_standby(
         moved: path of `/opt/ml` in the last program's view and in the next program's view; None if both see `/opt/ml`.
             With plain processes PYTHONPATH and HOME contain it.
     """
-    for process in processes:
-        if len(process.argv) > 2 and process.argv[1] == RANK_SHIM:
-            environment = start_variables(process.environment)
-            if moved is not None:
-                environment = {name: value.replace(*moved) for name, value in environment.items()}
-            return StandbyPlan(python=process.argv[0], environment=environment, preload=preload)
-    return None
+    ranks = [process for process in processes if len(process.argv) > 2 and process.argv[1] == RANK_SHIM]
+    if not ranks:
+        return None
+    environment = start_variables(ranks[0].environment)
+    if moved is not None:
+        environment = {name: value.replace(*moved) for name, value in environment.items()}
+    num_ahead = min(len(ranks), MOST_AHEAD)
+    return StandbyPlan(python=ranks[0].argv[0], environment=environment, preload=preload, num_ahead=num_ahead)
 
 
 def late_binds(standing_by: Sandbox, wanted: Sandbox) -> tuple[Bind, ...]:

@@ -231,6 +231,7 @@ class StandbyKeeper:
                 python=planned.python,
                 environment=planned.environment,
                 preload=planned.preload,
+                num_ahead=planned.num_ahead,
                 late_roots=[str(path) for path in late_roots],
                 lasts=bool(example.plan.series) and not self._leaves_traces,
             )

@@ -1,10 +1,11 @@
 """Imports the modules that programs import first, waits, and becomes the ranks of one program by forking.
 
-    python clary_zygote.py SOCKET OUTPUT LATE_FOLDER RANK_SHIM MODULE...
+    python clary_zygote.py SOCKET OUTPUT LATE_FOLDER RANK_SHIM NUM_AHEAD MODULE...
 
 Where: the first process of a standby host starts it and sends messages over the socket
 (`clary.agent.host.zygote_process` lists the messages); OUTPUT is the read end of its own standard output; LATE_FOLDER
-is the folder into which the program's files are written meanwhile. It runs in the user's environment: Python 3.8 or
+is the folder into which the program's files are written meanwhile; NUM_AHEAD ranks are forked before the order
+arrives, and each waits for its part of the order. It runs in the user's environment: Python 3.8 or
 later, the standard library only, and no other module of clary.
 
 [Note: as a new interpreter] A forked rank has to find the same state as `python clary_rank.py train.py`. The zygote has
@@ -90,7 +91,7 @@ def become_rank() -> _Program:
     """Import, wait and fork; returns in each rank, and never in the zygote itself."""
     keeper = socket.socket(fileno=int(sys.argv[1]))
     output = int(sys.argv[2])
-    late_folder, shim, names = sys.argv[3], sys.argv[4], sys.argv[5:]
+    late_folder, shim, num_ahead, names = sys.argv[3], sys.argv[4], int(sys.argv[5]), sys.argv[6:]
     for descriptor in (keeper.fileno(), output):
         os.set_inheritable(descriptor, False)
     own_descriptors = _descriptors()
@@ -115,30 +116,72 @@ def become_rank() -> _Program:
     keeper.send(json.dumps({"kind": "ready"}).encode())
     reason = _import_later(keeper, own_descriptors, late_folder)
     words += _take_words(output)
-    order, descriptors = _receive(keeper)
+    ahead: list[tuple[int, socket.socket]] = []
+    if not reason and not select.select([keeper], [], [], 0)[0]:
+        ahead, own = _fork_ahead(num_ahead)
+        if own is not None:
+            keeper.close()
+            os.close(output)
+            place, order, descriptors = _receive(own)
+            own.close()
+            return _rank(order, place["place"], descriptors, late_folder, words, _Program(code, shim))
+    _, order, descriptors = _receive(keeper)
     if reason:
         keeper.send(json.dumps({"kind": "refused", "reason": reason}).encode())
         os._exit(0)
     if order["lasts"]:
         order, descriptors = _serve(keeper, order, descriptors)
-    gate, agent, outputs = descriptors[0], descriptors[1], descriptors[2:]
+    whole, gate, agent, outputs = descriptors[0], descriptors[1], descriptors[2], descriptors[3:]
     pids = []
-    for process, write_end in zip(order["processes"], outputs):  # strict= came with Python 3.10
-        pid = _fork()
+    for number, write_end in enumerate(outputs):
+        pid = _hand_over(ahead, number, (whole, gate, agent, write_end))
         if pid == 0:
-            os.dup2(write_end, 1)
-            os.dup2(write_end, 2)
+            pid = _fork()
+        if pid == 0:
             keeper.close()
-            for descriptor in (output, *outputs):
+            for descriptor in (output, *(other for other in outputs if other != write_end)):
                 os.close(descriptor)
-            reason = _make_anew(process, late_folder)
-            _take_place(process, reason=reason, gate=gate, agent=agent, parent=order["parent"])
-            if words:
-                os.write(2, words)
-            return _Program(code, shim)
+            for _, link in ahead:
+                link.close()
+            rights = [whole, gate, agent, write_end]
+            return _rank(order, number, rights, late_folder, words, _Program(code, shim))
         pids.append(pid)
     keeper.send(json.dumps({"kind": "forked", "pids": pids}).encode())
     os._exit(0)
+
+
+def _fork_ahead(num_ahead: int) -> tuple[list[tuple[int, socket.socket]], socket.socket | None]:
+    """Fork ranks before the order arrives.
+
+    Returns: pid and socket of each rank, and None; in a rank an empty list and its end of the socket. A rank exits when
+    the other end is closed: at the zygote's end, or if the program has fewer ranks.
+    """
+    ahead: list[tuple[int, socket.socket]] = []
+    for _ in range(num_ahead):
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = _fork()
+        if pid == 0:
+            here.close()
+            for _, link in ahead:
+                link.close()
+            return [], there
+        there.close()
+        ahead.append((pid, here))
+    return ahead, None
+
+
+def _hand_over(ahead: list[tuple[int, socket.socket]], place: int, descriptors: tuple[int, ...]) -> int:
+    """Send a rank that was forked ahead its place in the order; return its pid, or 0 if none is left."""
+    while ahead:
+        pid, link = ahead.pop(0)
+        with link:
+            try:
+                rights = array.array("i", descriptors)
+                link.sendmsg([json.dumps({"place": place}).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            except OSError:
+                continue  # the rank has ended: for example, the kernel killed it for its memory
+        return pid
+    return 0
 
 
 def _serve(keeper: socket.socket, order: dict, descriptors: list[int]) -> tuple[dict, list[int]]:  # type: ignore[type-arg]
@@ -160,7 +203,7 @@ def _serve(keeper: socket.socket, order: dict, descriptors: list[int]) -> tuple[
             os.close(descriptor)
         os.waitpid(pid, 0)
         keeper.send(json.dumps({"kind": "over"}).encode())
-        order, descriptors = _receive(keeper)
+        _, order, descriptors = _receive(keeper)
 
 
 def _set_traceable(is_traceable: bool) -> None:
@@ -283,11 +326,14 @@ def _take_words(output: int) -> bytes:
         return b""
 
 
-def _receive(keeper: socket.socket) -> tuple[dict, list[int]]:  # type: ignore[type-arg]
-    """Wait for the order while the agent lives; return it with its descriptors."""
+def _receive(sender: socket.socket) -> tuple[dict, dict, list[int]]:  # type: ignore[type-arg]
+    """Wait for the order; exit if the sender ends first. Return the message, the order, and the message's descriptors.
+
+    The first descriptor is the order's file, which several processes read.
+    """
     space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
     try:
-        data, ancillary, _, _ = keeper.recvmsg(_MAX_MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, _, _ = sender.recvmsg(_MAX_MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:
         data, ancillary = b"", []
     if not data:
@@ -295,11 +341,42 @@ def _receive(keeper: socket.socket) -> tuple[dict, list[int]]:  # type: ignore[t
     descriptors = array.array("i")
     for _, _, content in ancillary:
         descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
-    with open(descriptors[0], "rb") as file:
-        return json.loads(file.read().decode()), list(descriptors[1:])
+    order = os.pread(descriptors[0], os.fstat(descriptors[0]).st_size, 0)
+    return json.loads(data), json.loads(order), list(descriptors)
 
 
 # The functions below run in a rank.
+
+
+def _rank(
+    order: dict,  # type: ignore[type-arg]
+    place: int,
+    descriptors: list[int],
+    late_folder: str,
+    words: bytes,
+    program: _Program,
+) -> _Program:
+    """Become the process at a place of the order; return its program when the gate opens.
+
+    Args:
+        order: of the whole host.
+        place: index in the order's processes.
+        descriptors: the order's file, the gate, the agent's socket, the rank's output; closed.
+        late_folder: folder of the program's files.
+        words: output of the imports, for the rank to repeat.
+        program: the rank's code.
+    """
+    whole, gate, agent, write_end = descriptors
+    os.close(whole)
+    os.dup2(write_end, 1)
+    os.dup2(write_end, 2)
+    os.close(write_end)
+    process = order["processes"][place]
+    reason = _make_anew(process, late_folder)
+    _take_place(process, reason=reason, gate=gate, agent=agent, parent=order["parent"])
+    if words:
+        os.write(2, words)
+    return program
 
 
 def _take_place(process: dict, *, reason: str, gate: int, agent: int, parent: int | None) -> None:  # type: ignore[type-arg]

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
-from clary.agent.host.standby_policy import PRELOAD, StandbyPlan, late_binds, plan_standby, why_not_run
+from clary.agent.host.standby_policy import MOST_AHEAD, PRELOAD, StandbyPlan, late_binds, plan_standby, why_not_run
 from clary.agent.zygote.interpreter_start import RANK_SHIM
 from clary.base.mapped_users import MappedUsers
 from clary.contract.launch_plan import Isolation, Resources
@@ -113,8 +113,13 @@ def test_programs_with_no_process_or_too_many_are_refused():
 def test_the_next_interpreter_is_modelled_on_the_last_programs_first_rank():
     bash = rank(argv=("/bin/bash", "-c", "x"))
     assert plan_standby([bash, rank(), rank(argv=("/other", RANK_SHIM, "x"))]) == StandbyPlan(
-        python="/envs/torch/bin/python", environment={"PYTHONPATH": "/opt/ml/code"}, preload=PRELOAD
+        python="/envs/torch/bin/python", environment={"PYTHONPATH": "/opt/ml/code"}, preload=PRELOAD, num_ahead=2
     )
+
+
+def test_as_many_ranks_are_forked_ahead_as_the_last_program_had_up_to_a_limit():
+    assert plan_standby([rank()] * 8).num_ahead == 8
+    assert plan_standby([rank()] * 100).num_ahead == MOST_AHEAD
 
 
 def test_where_opt_ml_moves_a_standby_gets_the_next_programs_paths():
