@@ -122,6 +122,7 @@ def become_rank() -> _Program:
         if own is not None:
             keeper.close()
             os.close(output)
+            _touch(late_folder)
             place, order, descriptors = _receive(own)
             own.close()
             return _rank(order, place["place"], descriptors, late_folder, words, _Program(code, shim))
@@ -148,6 +149,21 @@ def become_rank() -> _Program:
         pids.append(pid)
     keeper.send(json.dumps({"kind": "forked", "pids": pids}).encode())
     os._exit(0)
+
+
+def _touch(late_folder: str) -> None:
+    """Have the kernel copy, while no order waits, pages to which every rank writes: mostly counts of references."""
+    variables = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(variables)
+    time.tzset()
+    json.loads(json.dumps(variables))
+    _shadow([sys.executable, "", os.path.join(late_folder, "train.py")], late_folder)
+    for module in list(sys.modules.values()):
+        vars(module).get("__spec__")
+    import importlib.metadata
+
+    list(importlib.metadata.distributions(path=[late_folder]))
 
 
 def _fork_ahead(num_ahead: int) -> tuple[list[tuple[int, socket.socket]], socket.socket | None]:
