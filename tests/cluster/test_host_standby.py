@@ -234,6 +234,7 @@ def test_a_rank_forked_ahead_that_was_killed_is_replaced(world):
     sandbox = world.sandbox()
     standby, _, ahead = zygote_and_ranks(world, sandbox, ahead=2)
     os.kill(ahead[0], signal.SIGKILL)
+    eventually(lambda: not is_alive(ahead[0]))
     program, listener = world.start_in(standby, *(world.rank(sandbox, IS_FORKED, rank=rank) for rank in range(2)))
     assert finished(program, listener) == ([(0, None)] * 2, "forked\n")
     assert program.num_forked == 2
