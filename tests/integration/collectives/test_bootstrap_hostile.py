@@ -166,7 +166,7 @@ class Exhausted(socket.socket):
 def test_without_free_descriptors_the_oldest_connection_is_evicted(monkeypatch):
     real = group.open_listeners
 
-    def open_listeners(address, size):
+    def open_listeners(address, size, **_):
         found = real(address, size)
         if Exhausted.accepted == 0:
             found = replace(found, tcp=Exhausted(fileno=found.tcp.detach()))
@@ -248,7 +248,7 @@ class Forging(MemoryStore):
 
 
 def test_an_address_that_cannot_be_reached_is_named_with_the_reason(monkeypatch):
-    def dial(record, *, is_local):
+    def dial(record, *, is_local, **_):
         raise OSError(errno.EHOSTUNREACH, "No route to host")
 
     monkeypatch.setattr(meeting, "dial", dial)

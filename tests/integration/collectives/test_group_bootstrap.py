@@ -84,6 +84,32 @@ def test_each_socket_connects_to_the_rank_of_its_index():
             close(group)
 
 
+def congestion_of(descriptor):
+    with socket.socket(fileno=os.dup(descriptor)) as sock:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+
+
+def test_connections_between_hosts_have_the_congestion_control_that_was_set():
+    store, size = MemoryStore(), 3
+    groups = run_ranks(size, lambda rank: connect(store, rank, size, replace(on_host(f"h{rank}"), congestion="reno")))
+    try:
+        descriptors = [fd for group in groups for fd in (*group.lane_fds, *group.side_fds) if fd >= 0]
+        assert len(descriptors) == 12
+        assert {congestion_of(descriptor) for descriptor in descriptors} == {b"reno"}
+    finally:
+        for group in groups:
+            close(group)
+
+
+def test_a_congestion_control_that_the_kernel_lacks_is_refused_with_those_that_it_has():
+    before = open_descriptors()
+    with pytest.raises(BootstrapError) as refusal:
+        connect(MemoryStore(), 0, 2, replace(on_host("h"), congestion="no_such_one"))
+    assert "CLARY_COLLECTIVE_CONGESTION is 'no_such_one', which the kernel refuses" in str(refusal.value)
+    assert "reno" in str(refusal.value)
+    assert open_descriptors() == before
+
+
 def test_bootstrap_leaves_no_key_in_the_store_and_no_open_descriptor():
     store = MemoryStore()
     before = open_descriptors()

@@ -151,6 +151,14 @@ class CollectiveSettings:
         "name of an algorithm; the same on all ranks",
         "use this algorithm wherever possible; empty lets the cost model choose",
     )
+    congestion: str = _setting(
+        "CLARY_COLLECTIVE_CONGESTION",
+        "",
+        _text_like("[a-z0-9_]{0,15}"),
+        "name of an algorithm of the kernel, such as reno or cubic",
+        "congestion control of the connections between hosts; empty takes the system's. bbr, where it is the system's, "
+        "paces small messages over links with delay",
+    )
     core: str = _setting(
         "CLARY_COLLECTIVE_CORE",
         "",

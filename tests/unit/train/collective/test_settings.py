@@ -73,6 +73,7 @@ def test_an_empty_variable_counts_as_not_set():
         ("CLARY_COLLECTIVE_LINK", "latency_us=50,gbit=0"),
         ("CLARY_COLLECTIVE_LINK", "latency_us=50,gbit=1,colour=blue"),
         ("CLARY_COLLECTIVE_ALGORITHM", "Ring!"),
+        ("CLARY_COLLECTIVE_CONGESTION", "Reno"),
         ("CLARY_COLLECTIVE_CORE", "fast"),
         ("CLARY_COLLECTIVE_PORT", "70000"),
         ("MASTER_ADDR", "two words"),

@@ -107,7 +107,7 @@ class _Forming:
         """Run all steps except the last."""
         credentials = self._agree_on_credentials()
         self._core = core_kind(self._settings)
-        self._listeners = open_listeners(own_address(self._settings), self._size)
+        self._listeners = open_listeners(own_address(self._settings), self._size, congestion=self._settings.congestion)
         record = self._own_record()
         self._publish(str(self._rank), record)
         records = self._read_records(record)

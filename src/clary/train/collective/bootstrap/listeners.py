@@ -32,6 +32,7 @@ class Listeners:
     unix: socket.socket | None
     unix_name: str
     place: tuple[str, int]  # address and port of `tcp`
+    congestion: str = ""  # congestion control of connections between hosts; empty for the system's
 
     @property
     def all(self) -> tuple[socket.socket, ...]:
@@ -44,10 +45,15 @@ class Listeners:
             listener.close()
 
 
-def open_listeners(address: str, size: int) -> Listeners:
+def open_listeners(address: str, size: int, *, congestion: str = "") -> Listeners:
     """Listen on `address` for a group of `size` ranks.
 
-    Raises: BootstrapError naming the address.
+    Args:
+        address: name or number of an interface of this host.
+        size: number of ranks.
+        congestion: congestion control of the connections that are accepted; empty for the system's.
+
+    Raises: BootstrapError naming the address, or the congestion control that the kernel refuses.
     """
     backlog = 2 * size + _BACKLOG_OVER
     tcp = None
@@ -55,8 +61,11 @@ def open_listeners(address: str, size: int) -> Listeners:
         family, _, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
         tcp = socket.create_server(place[:2], family=family, backlog=backlog, reuse_port=False)
         tcp.setblocking(False)
+        if why := _refusal_of(tcp, congestion):
+            tcp.close()
+            raise BootstrapError(why, retryable=False)
         if not HAS_SHARED_MEMORY:
-            return Listeners(tcp, None, "", tcp.getsockname()[:2])
+            return Listeners(tcp, None, "", tcp.getsockname()[:2], congestion)
         name = f"clary-{secrets.token_hex(16)}"
         unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -72,10 +81,10 @@ def open_listeners(address: str, size: int) -> Listeners:
         raise BootstrapError(
             f"cannot listen on {address}: {error.strerror or error}; CLARY_COLLECTIVE_INTERFACE chooses the interface"
         ) from error
-    return Listeners(tcp, unix, name, tcp.getsockname()[:2])
+    return Listeners(tcp, unix, name, tcp.getsockname()[:2], congestion)
 
 
-def dial(record: RankRecord, *, is_local: bool) -> socket.socket:
+def dial(record: RankRecord, *, is_local: bool, congestion: str = "") -> socket.socket:
     """Begin to connect to a rank; the non-blocking socket becomes writable when it is connected or has failed.
 
     Raises: OSError.
@@ -91,6 +100,8 @@ def dial(record: RankRecord, *, is_local: bool) -> socket.socket:
     try:
         sock.setblocking(False)
         tune(sock)
+        if not is_local:
+            _refusal_of(sock, congestion)  # the listener of this rank has it already: nothing is refused here
         code = sock.connect_ex(place)  # type: ignore[arg-type]  # text or a tuple, by the family
         if code not in (0, errno.EINPROGRESS):
             raise OSError(code, os.strerror(code))
@@ -112,6 +123,24 @@ def tune(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+
+
+def _refusal_of(sock: socket.socket, name: str) -> str:
+    """Set the congestion control of a TCP socket, which accepted connections inherit; return why not, or ""."""
+    if not name:
+        return ""
+    if sys.platform != "linux":
+        return "CLARY_COLLECTIVE_CONGESTION has an effect on Linux only: unset it"
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+    except OSError as error:
+        with open("/proc/sys/net/ipv4/tcp_allowed_congestion_control", encoding="ascii") as file:
+            permitted = file.read().strip()
+        return (
+            f"CLARY_COLLECTIVE_CONGESTION is {name!r}, which the kernel refuses: {error.strerror}; this user may take "
+            f"{permitted}"
+        )
+    return ""
 
 
 def is_of_same_user(sock: socket.socket) -> bool:

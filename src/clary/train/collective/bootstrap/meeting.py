@@ -184,7 +184,7 @@ class Meeting:
         record = self._records[attempt.need.peer]
         is_local = self._layout.host_of_rank[self._rank] == self._layout.host_of_rank[record.rank]
         try:
-            sock = dial(record, is_local=is_local)
+            sock = dial(record, is_local=is_local, congestion=self._listeners.congestion)
         except OSError as error:
             self._put_off(attempt, error)
             return
