@@ -1,4 +1,4 @@
-"""The culprit of a standstill is found from a job's dumps: the right rank is named, and no rank in a job with progress."""
+"""Search for the culprit of a standstill in a job's dumps: the right rank, and no rank in a job with progress."""
 
 from dataclasses import replace
 
