@@ -187,7 +187,7 @@ def _fork_ahead(num_ahead: int) -> tuple[list[tuple[int, socket.socket]], socket
 
 
 def _hand_over(ahead: list[tuple[int, socket.socket]], place: int, descriptors: tuple[int, ...]) -> int:
-    """Send a rank that was forked ahead its place in the order; return its pid, or 0 if none is left."""
+    """Send a rank that was forked ahead its place in the order; return its pid, or 0 without such a rank."""
     while ahead:
         pid, link = ahead.pop(0)
         with link:
