@@ -87,6 +87,11 @@ def open_listeners(address: str, size: int, *, congestion: str = "") -> Listener
 def dial(record: RankRecord, *, is_local: bool, congestion: str = "") -> socket.socket:
     """Begin to connect to a rank; the non-blocking socket becomes writable when it is connected or has failed.
 
+    Args:
+        record: of the rank to connect to.
+        is_local: whether it shares this rank's host.
+        congestion: congestion control of a connection to another host; empty for the system's.
+
     Raises: OSError.
     """
     if is_local:
