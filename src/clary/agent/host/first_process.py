@@ -85,6 +85,9 @@ class FirstProcess:
             owner = os.stat(self._sandbox.host_folder)
             os.chown(self._scratch_folder, owner.st_uid, owner.st_gid)
         self._cgroup = HostCgroup.create(self._sandbox.cgroup_name, self._sandbox.resources)
+        if standby is not None:
+            with contextlib.suppress(OSError):  # the imports then take processors from other jobs
+                self._cgroup.yield_processors()
         order = host_order(
             processes,
             self._sandbox,
@@ -130,7 +133,9 @@ class FirstProcess:
         binds: Sequence[Bind],
         output_fds: Sequence[int],
     ) -> bool:
-        """Send the program to a first process that stands by; return False if the process has ended.
+        """Send the program to a first process that stands by; return False if that failed, for example at its end.
+
+        From now on the host has its full share of the processors.
 
         Args:
             processes: of the program.
@@ -144,6 +149,8 @@ class FirstProcess:
         }
         descriptor = _in_memory("clary-start-order", order)
         try:
+            if self._cgroup is not None:
+                self._cgroup.claim_processors()
             rights = array.array("i", [descriptor, *output_fds])
             self.control.sendmsg(
                 [json.dumps({"kind": "start"}).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]

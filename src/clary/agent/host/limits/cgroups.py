@@ -38,6 +38,7 @@ _LEAF_FOLDER = "clary-service"  # the leaf for processes of a cgroup whose other
 _MOVE_ROUNDS = 20  # rounds, because processes fork while they are moved
 _CONTROLLERS = ("memory", "cpu", "pids")
 _CPU_PERIOD_US = 100_000
+_YIELDED_PART = 0.1  # of its weight, while a host only prepares itself
 _MAX_WEIGHT_CHECKS = 5  # retries of the family's weight, because other hosts start and end meanwhile
 _MAKE_ATTEMPTS = 20
 _MAKE_PAUSE_S = 0.001
@@ -139,6 +140,7 @@ class HostCgroup:
         self.most_processes: int | None = None  # per-user limit if no cgroup counts the host's processes
         self._kills_before = 0  # OOM kills during earlier programs
         self._peak: PeakMemory | None = None
+        self._full_weight: int | None = None  # while the host has a part of it
 
     @classmethod
     def create(
@@ -202,6 +204,28 @@ class HostCgroup:
     def version_of(self, controller: str) -> int | None:
         """Return the cgroup version whose controller applies to this host; None if the controller does not apply."""
         return self._versions.get(controller)
+
+    def yield_processors(self) -> None:
+        """Reduce the host's weight until `claim_processors`; do nothing if no cgroup weighs its processors.
+
+        Raises: OSError.
+        """
+        folder = self._folders.get("cpu")
+        if folder is not None and self._full_weight is None:
+            full = int(self._tree.read(f"{folder}/{_WEIGHTS[self._versions['cpu']].file}"))
+            self._weigh(folder, full * _YIELDED_PART)
+            self._full_weight = full
+
+    def claim_processors(self) -> None:
+        """Give the host its full weight again; a second call does nothing. Raises: OSError."""
+        if self._full_weight is not None:
+            self._weigh(self._folders["cpu"], self._full_weight)
+            self._full_weight = None
+
+    def _weigh(self, folder: str, value: float) -> None:
+        version = self._versions["cpu"]
+        self._tree.write(f"{folder}/{_WEIGHTS[version].file}", str(_WEIGHTS[version].clamp(value)))
+        self._weigh_family(os.path.dirname(folder), version)
 
     def count_anew(self) -> None:
         """Reset the counts of kills and of peak memory for another program."""

@@ -207,6 +207,37 @@ def test_the_weight_of_the_family_is_the_sum_of_its_hosts_weights(tmp_path, vers
     assert not os.path.exists(family)
 
 
+@pytest.mark.parametrize(("version", "file", "per_cpu"), [(1, "cpu.shares", 1024), (2, "cpu.weight", 100)])
+def test_a_host_that_yields_processors_has_a_tenth_of_its_weight_until_it_claims_them(tmp_path, version, file, per_cpu):
+    tree = FakeCgroupTree(tmp_path, version=version)
+    hosts = [HostCgroup.create(name, Resources(num_cpus=2, memory_bytes=None), tree=tree) for name in ("one", "two")]
+    folder = next(folder for folder in hosts[0].folders if os.path.exists(f"{folder}/{file}"))
+    family = os.path.dirname(folder)
+    for _ in range(2):
+        hosts[0].yield_processors()
+        assert tree.read(f"{folder}/{file}") == str(round(0.2 * per_cpu))
+        assert tree.read(f"{family}/{file}") == str(round(0.2 * per_cpu) + 2 * per_cpu)
+    for _ in range(2):
+        hosts[0].claim_processors()
+        assert tree.read(f"{folder}/{file}") == str(2 * per_cpu)
+        assert tree.read(f"{family}/{file}") == str(4 * per_cpu)
+
+
+def test_a_host_whose_weight_cannot_be_written_keeps_it(tmp_path):
+    tree = FakeCgroupTree(tmp_path, version=1)
+    host = HostCgroup.create("h", Resources(num_cpus=8, memory_bytes=None), tree=tree)
+    tree.forbidden.add("cpu.shares")
+    with pytest.raises(OSError):
+        host.yield_processors()
+    host.claim_processors()
+
+
+def test_a_host_without_cgroups_yields_nothing(tmp_path):
+    host = HostCgroup(FakeCgroupTree(tmp_path, version=1))
+    host.yield_processors()
+    host.claim_processors()
+
+
 def test_a_family_whose_weight_cannot_be_written_is_no_error(tmp_path):
     tree = FakeCgroupTree(tmp_path, version=1)
     HostCgroup.create("first", Resources(num_cpus=1, memory_bytes=None), tree=tree)
