@@ -6,8 +6,8 @@ import pytest
 from hypothesis import settings
 
 # The plugins check that no test leaves processes or files on the machine, name missing requirements, shorten long
-# values in test ids, and run a sample of sweeps and long tests if a seed is given.
-pytest_plugins = ["leftovers_check", "needs", "short_names", "sweeps"]
+# values in test ids, list the slowest files, and run a sample of sweeps and long tests if a seed is given.
+pytest_plugins = ["leftovers_check", "needs", "short_names", "slow_files", "sweeps"]
 
 # Contracts are classes of tests that several modules inherit; their assertions are rewritten as in test modules.
 pytest.register_assert_rewrite(
