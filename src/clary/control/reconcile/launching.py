@@ -230,8 +230,8 @@ class Launcher:
         try:
             async with limit:
                 plan = from_plain(LaunchPlan, job.plan)
-                for stream in job.log_streams:
-                    await self._logs.create_stream(stream, job.transitions[-1].started_at)
+                began_at = job.transitions[-1].started_at
+                await asyncio.gather(*(self._logs.create_stream(stream, began_at) for stream in job.log_streams))
                 plan = await self._engine.launch(plan)
                 job = await self._hub.apply(job.name, events.NetworkReady(plan=to_plain(plan)))
                 await self._engine.start_agents(plan)
