@@ -551,7 +551,7 @@ class Collectives:
         self._num_issued += 1
         if ticket:
             return self._pending(ticket, results, held)
-        return EndedWork(results) if opts.asyncOp else ENDED
+        return self._ended(results) if opts.asyncOp else ENDED
 
     def _work(
         self,
@@ -567,9 +567,13 @@ class Collectives:
             return self._pending(ticket, results, held, finish)
         if finish is not None:
             finish()
-        if not asynchronous:
-            return ENDED
-        return _kept(EndedWork(results))
+        return self._ended(results) if asynchronous else ENDED
+
+    def _ended(self, results: Tensors) -> EndedWork:
+        work = EndedWork(results)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return _kept(work)
 
     def _pending(
         self, ticket: int, results: Tensors, held: Any, finish: Callable[[], None] | None = None

@@ -139,6 +139,15 @@ def test_an_asynchronous_call_that_ended_at_once_has_its_tensors():
     assert work.get_future().wait()[0] is tensor
 
 
+def test_a_call_that_ended_at_once_is_part_of_coalesced_calls():
+    group, tensor = world(), torch.ones(3)
+    group._start_coalescing(torch.device("cpu"))
+    dist.all_reduce(tensor, async_op=True)
+    joint = group._end_coalescing(torch.device("cpu"))
+    assert joint.wait()
+    assert joint.result()[0] is tensor
+
+
 def test_every_call_counts():
     group, tensor = world(), torch.ones(3)
     before = group._get_sequence_number_for_group()
