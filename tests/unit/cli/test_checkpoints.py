@@ -132,7 +132,7 @@ def test_the_list_reports_that_no_set_exists_or_that_sets_are_left_out():
     assert checkpoints.listing("demo", page(entry(), num_left_out=3), now=NOW).endswith("\nand 3 older sets")
 
 
-def test_a_host_that_is_behind_stalled_or_could_not_finish_says_so_below_the_table():
+def test_late_stalled_and_unfinished_hosts_are_listed_below_the_table():
     facts = {
         "set_number": 12,
         "committed_at": (NOW - timedelta(seconds=3)).isoformat(),

@@ -79,7 +79,7 @@ def test_the_flush_stores_files_that_never_rested(mirror_of, tmp_path: Path, sto
     assert test.facts[-1].dirty_files == 0
 
 
-def test_a_stall_is_told_once_and_so_is_its_end(mirror_of, store) -> None:
+def test_a_stall_and_its_end_are_reported_once_each(mirror_of, store) -> None:
     let_go = hang(store, on="step")
     test = mirror_of()
     test.host.write("step/a", "1234")

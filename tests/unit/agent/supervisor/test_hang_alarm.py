@@ -64,7 +64,7 @@ def test_a_quiet_program_on_gpus_is_dumped_without_an_alarm_or_an_end():
     assert not host.ended.wait(0.3)
 
 
-def test_a_host_without_gpus_may_compute_in_silence():
+def test_a_silent_host_without_gpus_raises_no_hang_alarm():
     assert Host(has_gpus=False).watch.on_quiet is None
 
 

@@ -178,7 +178,7 @@ def _events():
 
 @settings(max_examples=400)
 @given(st.lists(st.tuples(_events(), st.integers(-5, 30)), max_size=30), st.integers(0, 2))
-def test_whatever_happens_the_record_stays_truthful(history, max_restarts):
+def test_every_interleaving_of_events_keeps_the_job_s_invariants(history, max_restarts):
     job, seconds, cause = new_job(restart_rule=RestartRule(max_restarts=max_restarts)), 0, None
     for event, step in history:
         seconds += step

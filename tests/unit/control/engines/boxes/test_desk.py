@@ -78,7 +78,7 @@ async def test_names_and_machines_belong_together(world, desk):
     assert (await refusal(lambda: desk.add(replace(new_box("b"), machine="x"))))[0] == 400
 
 
-async def test_orders_wait_until_they_are_others(world, desk):
+async def test_a_poll_for_orders_waits_for_orders_newer_than_a_version(world, desk):
     await world.add("box1", "box2")
     version = (await world.boxes["box1"].ask()).version
     waiting = asyncio.create_task(world.boxes["box1"].ask(wait_s=5.0, after=version))

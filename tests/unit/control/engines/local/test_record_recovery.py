@@ -35,7 +35,7 @@ def agent(folder, *, mark="abc"):
 
 
 @pytest.mark.parametrize("ruin", RUINS.values(), ids=RUINS)
-def test_a_record_is_made_anew_from_the_agents_that_run(tmp_path, ruin):
+def test_a_lost_record_is_rebuilt_from_the_running_agents(tmp_path, ruin):
     folder = tmp_path / "job" / "1"
     with agent(folder) as running, agent(tmp_path / "other" / "1"):
         attempt_record.create_record(folder)

@@ -126,7 +126,7 @@ async def test_an_index_ahead_of_its_file_is_not_used(tmp_path: Path) -> None:
         await logs.close()
 
 
-async def test_a_full_disk_refuses_the_batch_whole(
+async def test_a_full_disk_rejects_the_whole_batch(
     logs: LogStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await logs.append(STREAM, 0, lines("a"))
