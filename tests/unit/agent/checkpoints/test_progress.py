@@ -39,7 +39,7 @@ def test_files_that_are_being_written_are_no_stall(progress: Progress, clock: Fa
     assert (facts.dirty_files, facts.dirty_bytes, facts.lag_s, facts.stalled_since) == (1, 7, 100, None)
 
 
-def test_an_upload_counts_as_stalled_after_three_intervals_without_progress(progress: Progress, clock: FakeClock) -> None:
+def test_an_upload_without_progress_is_a_stall_after_three_intervals(progress: Progress, clock: FakeClock) -> None:
     progress.saw(dirty(clock), {})
     began = clock.now()
     progress.begins()
