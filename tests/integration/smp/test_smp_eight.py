@@ -46,7 +46,7 @@ def counts(option: str, one) -> bool:
 
 
 def values_to_meet(option: str, axis: str) -> set:
-    """Return the values that SMP allows with an axis; shards need prescaled batches, no pipeline, no spread state."""
+    """Return the values of an option that SMP allows with an axis, such as only prescaled batches with sdp."""
     if axis != "sdp":
         return VALUES[option]
     fixed = {"spread": set(), "prescaled": {True}, "pipeline": set(), "placement": {"DPT", "PDT", "PTD", "TPD"}}
@@ -70,7 +70,7 @@ def test_the_table_has_every_combination_of_degrees():
 
 @pytest.mark.parametrize("option", VALUES)
 @pytest.mark.parametrize("axis", ["pp", "tp", "rdp", "sdp"])
-def test_every_value_of_an_option_meets_every_axis(option: str, axis: str):
+def test_every_value_of_an_option_runs_with_every_axis_that_allows_it(option: str, axis: str):
     met = {getattr(one, option) for one in COMBINATIONS if axis in one.axes and counts(option, one)}
     assert not values_to_meet(option, axis) - met
 

@@ -67,7 +67,7 @@ def test_hosts_exchange_only_gradients_if_pipelines_and_tensor_groups_lie_inside
         assert set(facts["tp"]) <= own
         assert set(facts["rdp"]) == {rank, (rank + RANKS_A_HOST) % (2 * RANKS_A_HOST)}
         assert facts["owners"] == [0, 1]
-    # Of two ranks that average, each sends its gradients once, in two halves; headers and control messages are added.
+    # Two ranks average gradients: each sends as many bytes as its gradients have, and headers and control messages.
     of_a_host = sum(facts["gradient_bytes"] for facts in told[:RANKS_A_HOST])
     for facts in told:
         assert facts["short"] >= of_a_host, facts

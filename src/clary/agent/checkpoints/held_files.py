@@ -1,8 +1,8 @@
-"""Files of the checkpoint folder that are kept open from one look to the next, independent of their names.
+"""Files of the checkpoint folder that are kept open from one scan ("look") to the next, independent of their names.
 
 [Note: replaced files] `os.replace(new, path)` gives a name to a complete file. Some files are replaced in this way
-before two looks see them at rest. The name alone does not distinguish such a file from a file that is written in place:
-file systems reuse a freed inode's number at once, and a rename within a tick of their clock leaves no trace in the
+before two looks see them unchanged. The name alone does not distinguish such a file from a file written in place: file
+systems reuse a freed inode's number at once, and a rename within a tick of their clock leaves no trace in the
 times. So the file is kept open. If, a moment later, its size, times and mode are the same and it has lost its name, it
 was at rest until another file replaced it. While the file is open, its disk space is not freed.
 

@@ -1,6 +1,6 @@
 """Facts and packages of a Python environment, queried from its own interpreter.
 
-Where: `requirements` hashes the answer, `clone` copies the listed packages. Interpreters from 3.8 on are supported.
+Where: `requirement_files` hashes these facts, `clone` copies the listed folders. Python from 3.8 on is supported.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def inspect_interpreter(python: str) -> InterpreterFacts:
 
 
 def require_interpreter(python: str) -> None:
-    """Check that `python` is a program, without starting it.
+    """Check that `python` is a file, without starting it.
 
     Raises: AgentError naming the path and where to correct it.
     """

@@ -1,9 +1,9 @@
-"""Rights that a program's process gives up for ever between fork and exec: the machine's users, system calls.
+"""Lasting confinement of a program's process, entered between fork and exec: user namespace, system call filter.
 
 Where: the first process of a host makes one `Confinement` for all processes that it starts; `spawning` enters it in
 each process, after all steps that need more rights. The standby interpreter enters it too, and its forks inherit it.
-Plain processes have none: without privileges the kernel accepts a filter only from a process with no_new_privs, which
-cannot use set-user-id programs.
+Hosts without namespaces have none: without privileges the kernel accepts a filter only from a process with
+no_new_privs, which cannot use set-user-id programs.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from clary.agent.host.program_users import ProgramUsers
 
 @dataclass(frozen=True, kw_only=True)
 class Confinement:
-    """Users and a system call filter to enter."""
+    """A user namespace that a process joins, and a system call filter that it loads."""
 
-    users: ProgramUsers | None = None  # users whose root the process becomes; None: it keeps its user
+    users: ProgramUsers | None = None  # namespace whose root the process becomes; None: it keeps its user
     calls: bytes = b""  # system call filter; empty: no filter
 
     def enter(self) -> None:
-        """Enter the confinement. Raises: OSError; then the process must not execute the program."""
+        """Join the namespace and load the filter. Raises: OSError; then the process must not execute the program."""
         if self.users is not None:
             self.users.enter()
         if self.calls:

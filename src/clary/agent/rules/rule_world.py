@@ -1,4 +1,4 @@
-"""The host of a job's rules, in addition to the program's host, with the same files and network."""
+"""The sandbox in which an agent runs a job's rules, beside the program's sandbox, with the same files and network."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MIB = 1024**2
 _ADVICE = "rules have a quarter of their host's memory, at least 1 GiB: let them keep less of what they read"
 _MAX_CPUS = 1.0  # low, because the program wants every CPU
 _STORE_ATTEMPTS = 4
-_CLOCKS_APART_S = 2.0  # longest lag of another host's clock, in addition to the time of the preparation
+_CLOCKS_APART_S = 2.0  # tolerated lag of another host's clock, besides the time that it prepares the program
 # One thread per rule, no GPU, and no debugger hook from a rule's imports.
 _VARIABLES = {
     "OMP_NUM_THREADS": "1",
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 def make_rule_world(
     plan: LaunchPlan, context: LaunchContext, sandbox: Sandbox, *, folder: Path, tree: MlTree, began_at: datetime
 ) -> RuleWorld:
-    """Return the environment for a plan's rules.
+    """Return the `RuleWorld` of a plan: the folders, variables and sandbox of its rules.
 
     Args:
         context: of the program.
@@ -115,7 +115,7 @@ def _start(
 
 
 class RulesHost:
-    """The host of the rules, which is ended if it exceeds its memory limit; see `rule_processes.RuleHost`."""
+    """The rules' processes in their sandbox, killed if they exceed its memory limit; see `rule_processes.RuleHost`."""
 
     def __init__(self, program: Program, sandbox: Sandbox) -> None:
         self._program = program

@@ -1,8 +1,8 @@
 """Profiles of a host's ranks: requests are written to a folder that ranks poll; the ranks' files are read and sent.
 
-Where: `supervisor` forwards the requests in receipts, `program_companions` sets the program. Each request has a thread
-of its own, until every requested rank has answered or has ended. The program owns the folder: links that replace files
-are not followed (`small_files`).
+Where: `supervisor` forwards the requests in receipts, `program_companions` passes the program. Each request has its own
+thread, until every requested rank has answered, has ended or is late. The program owns the folder: links that replace
+files are not followed (`small_files`).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from clary.contract.deep_profiles import (
 
 FOLDER = (".clary", "profiles")  # below the host's /opt/ml
 _POLL_S = 0.25
-_SETTLE_S = 3.0  # wait without a new rank, if the number of ranks is unknown
+_SETTLE_S = 3.0  # without a new rank, after which no more ranks are expected, if their number is unknown
 _WRITE_S = 120.0  # for the write of a trace, after the longest window
-_ANSWER_S = 5.0  # for a rank's confirmation, after the last moment to begin
+_ANSWER_S = 5.0  # for a rank's confirmation, after the request's `give_up_at`
 _SEND_S = 30.0  # for retries while the service is unreachable
 _MAX_STATE_BYTES = 64 * 1024
 _LAST_TRACES_S = 10.0  # for traces of an ended program
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 class ProfileReceiver(Protocol):
-    """Receiver of profiles; outside of tests a `ServiceClient`, with its errors."""
+    """Receiver of profiles; outside of tests a `ServiceClient`, whose errors its methods raise."""
 
     def send_profile(self, profile: HostProfile) -> None:
         """Send the current state of a profile."""
@@ -134,7 +134,7 @@ class ProfileWindows(Companion):
                 thread.start()
 
     def ended(self) -> None:
-        """Send the traces that the program has left, within `_LAST_TRACES_S`; do not wait without open requests."""
+        """Send the traces that the program has left, within `_LAST_TRACES_S`; return at once if no request is open."""
         self._program_is_over.set()
         self._join(_LAST_TRACES_S)
 

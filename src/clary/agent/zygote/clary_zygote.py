@@ -263,6 +263,7 @@ def _import_library(late_folder: str) -> None:
     try:
         for name in _LIBRARY_MODULES:
             importlib.import_module(name)
+        sys.modules["clary.train.steps.functional_hooks"].look_up_operators()
     except Exception:  # noqa: BLE001 - a torch with other internals: ranks import the modules, and report the error
         for name in [name for name in sys.modules if name.partition(".")[0] in ("clary", "clary_autoload")]:
             del sys.modules[name]

@@ -1,6 +1,6 @@
 """Replaces the functions and classes of `torch.cuda`, as listed in a table.
 
-See [Note: how], 2, and [Note: classes] of the package.
+See the package: item 2 of [Note: how], and [Note: classes].
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _state = types.SimpleNamespace(is_set_up=False)
 
 
 def replace_cuda(torch: Any) -> None:
-    """Make every function and class of `torch.cuda` answer for a made-up GPU."""
+    """Replace functions and classes of `torch.cuda`: they simulate a GPU, or raise an error that names them."""
     cuda = torch.cuda
     for name, thing in {**_undecided(cuda), **_things(torch)}.items():
         _put(name, getattr(cuda, name, None), thing)
@@ -65,7 +65,7 @@ def _undecided(cuda: Any) -> dict[str, Any]:
 
 def _things(torch: Any) -> dict[str, Any]:
     cuda, default = torch.cuda, torch.default_generator
-    # Each name has an object of its own: torch.compile keeps rules by object, and refuses two rules for one object.
+    # A separate object for each name: torch.compile finds its trace rules by object, and refuses two for one object.
     things: dict[str, Any] = {
         name: lambda *_, _answer=answer, **__: _answer for name, answer in answers_of_cuda().items()
     }

@@ -1,6 +1,6 @@
-"""Limit on concurrent DeleteObjects requests: their bodies are held in memory whole, unlike other bodies of S3.
+"""Limit on concurrent DeleteObjects requests: their bodies are held in memory; other large bodies of S3 are streamed.
 
-Where: `front` enters the limit before it reads such a body. Pure.
+Where: `front` enters the limit before it reads such a body.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from clary.base.errors import WireError
 
-MOST_OF_A_KEY = 8  # a list has up to 2 MiB
+MOST_OF_A_KEY = 8  # a body has up to 2 MiB
 MOST_IN_ALL = 64
 
 

@@ -56,7 +56,7 @@ class TemporaryKeys:
         return cls(secrets.token_bytes())
 
     def make(self, expires_at: datetime) -> TemporaryKey:
-        """Return a new key that is valid until a time, which is rounded to whole seconds."""
+        """Return a new key that is valid until `expires_at`, rounded down to whole seconds."""
         end_s = int(expires_at.timestamp())
         name = PREFIX + base64.b32encode(secrets.token_bytes(_NAME_BYTES)).decode()
         end = end_s.to_bytes(_END_BYTES, "big")

@@ -1,8 +1,8 @@
 """CloudWatch Logs, for clients that read training logs.
 
 Source: DescribeLogGroups, DescribeLogStreams, GetLogEvents, FilterLogEvents, PutRetentionPolicy, DeleteRetentionPolicy
-(API reference), and the token rules that both SDKs rely on: every answer has a forward token, and an unchanged token
-means that there are no newer lines yet.
+(API reference), and the token rules that both versions of the SageMaker SDK rely on: every answer of GetLogEvents has a
+forward token, and an unchanged token means that there are no newer lines yet.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ async def describe_log_groups(call: Call) -> Mapping[str, Any]:
 
 
 async def put_retention_policy(call: Call) -> Mapping[str, Any]:
-    """Set the number of days for which events are kept, which overrides the setting.
+    """Set the number of days for which events are kept, in place of the setting `log_retention_days`.
 
-    Raises: WireError(InvalidParameterException).
+    Raises: WireError(InvalidParameterException, ResourceNotFoundException).
     """
     _check_group(call)
     days = call.params["retentionInDays"]
@@ -67,7 +67,7 @@ async def put_retention_policy(call: Call) -> Mapping[str, Any]:
 
 
 async def delete_retention_policy(call: Call) -> Mapping[str, Any]:
-    """Delete the retention policy, so that the setting applies again."""
+    """Delete the retention policy, so that the setting `log_retention_days` applies again."""
     _check_group(call)
     await call.services.logs.set_retention(None)
     return {}

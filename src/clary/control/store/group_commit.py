@@ -1,14 +1,14 @@
 """A thread that writes many operations in one commit.
 
-Where: every change of the store goes through `GroupCommitWriter.run`. While one transaction is being forced to disk
+Where: every change of an open store goes through `GroupCommitWriter`. While one transaction is being forced to disk
 the next operations gather in the queue; the thread then runs all of them in one transaction and commits once. So the
 cost of durability is shared, and no success is reported before the data is on disk.
 
 Small operations of one kind that wait for the same commit may be given to one function at once (`run_together`): a
 statement for twenty rows costs little more than a statement for one row.
 
-Failures: an operation that raises is undone and fails alone; a transaction that cannot
-be committed fails every operation in it; a thread that dies fails everything from then on, naming the first cause.
+Failures: an operation that raises is undone and fails alone; a transaction that cannot be committed fails every
+operation in it; after the thread has died, every operation fails, and its error names the first cause.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WRITE_TIMEOUT_S = 60.0  # longest time from the call to the commit, including th
 CLOSE_TIMEOUT_S = 60.0  # longest time to write the queued operations
 MAX_BATCH = 256  # operations in a transaction; bounds the time that an operation waits for others
 MAX_QUEUED = 20_000  # operations that may be queued; more would time out anyway
-_MAX_REPEATS = 5  # attempts of an operation that keeps colliding with other services
+_MAX_REPEATS = 5  # of an operation after deadlocks or serialization failures with other services
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +54,7 @@ class _Operation:
 
 
 class GroupCommitWriter:
-    """Runs operations on one thread, in order, many in a transaction.
+    """Runs operations on one thread, many in a transaction; in order, except operations that run together or again.
 
     Args:
         engine: its transactions take the write lock at their start.
@@ -69,7 +69,7 @@ class GroupCommitWriter:
         self._before_commit = before_commit
         self._max_batch = max_batch
         self._queue: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
-        self._repeats: deque[_Operation] = deque()  # operations to repeat after collisions, each in its own transaction
+        self._repeats: deque[_Operation] = deque()  # aborted operations to repeat, each in its own transaction
         self._is_closing = False
         self._death: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, name="clary-store-writer", daemon=True)
@@ -201,7 +201,7 @@ class GroupCommitWriter:
             if operation is None:
                 self._queue.put(None)  # read again after this batch
                 break
-            # A cancelled call whose operation has not begun: only now can it be dropped safely.
+            # The operation of a cancelled call is dropped here, because it has not begun; later it could not be.
             if not operation.future.cancelled():
                 batch.append(operation)
         return batch
@@ -235,7 +235,7 @@ class GroupCommitWriter:
             elif len(batch) == 1:
                 _fail_one(running, error)
             elif isinstance(error, SQLAlchemyError) and may_repeat(error):
-                # Two services have locked the same rows in different orders. One operation at a time cannot collide so.
+                # Two services have locked the same rows in different orders. Single operations lock fewer rows.
                 for operation in batch:
                     operation.must_repeat = True
             else:

@@ -99,7 +99,7 @@ def link_of_agent(world: FaultWorld, fault: Fault, job_name: str) -> Link:
     """Return the link between the service and one of the job's agents.
 
     Args:
-        world: world of the service and its jobs.
+        world: the service that faults strike, and its jobs.
         fault: its choice picks the agent.
         job_name: name of a job; if its agent has ended, the link has no connections.
     """
@@ -122,7 +122,7 @@ def cut_off_host(world: FaultWorld, fault: Fault, job_name: str) -> Damage | Non
     """Cut a host off from its job's other hosts.
 
     Args:
-        world: world of the service and its jobs.
+        world: the service that faults strike, and its jobs.
         fault: its choice picks the host.
         job_name: name of the job.
     Returns: the damage, whose `mend` connects the host again; None if the job has no agent or network now.

@@ -47,9 +47,7 @@ class Work:
 
     def is_done(self) -> bool:
         """Whether the operation has ended, with success or failure."""
-        if not self._has_ended and self._turn.acquire(
-            blocking=False
-        ):  # a locked turn: a thread waits for the operation
+        if not self._has_ended and self._turn.acquire(blocking=False):  # if it is locked, another thread is waiting
             try:
                 if self._core.is_done(self._ticket):
                     self._ask_core(None)
@@ -95,6 +93,6 @@ class PendingWorks:
             self._works.append(work)
 
     def settle(self) -> None:
-        """Record the outcome of all ended works, before or after the core is closed."""
+        """Record the outcome of all ended works, and drop them; called before and after the core is closed."""
         with self._lock:
             self._works = deque(work for work in self._works if not work.is_done())

@@ -41,7 +41,7 @@ class TensorFileError(DebuggerError):
 
 
 class FolderTaken(DebuggerError):
-    """Another program saves, or has saved in this job, in this folder as the same worker; files are never mixed."""
+    """Another program saves, or has saved in this job, to this folder under the same worker's name."""
 
 
 class StoreError(DebuggerError, OSError):
@@ -81,7 +81,7 @@ class TensorUnavailable(DebuggerError):
 
 
 class TensorUnavailableForStep(DebuggerError):
-    """The step has no value, or lacks the reduction, of this tensor."""
+    """The step has no value of this tensor, or lacks the requested reduction."""
 
     def __init__(self, tname: str, step: int, mode: ModeKeys = ModeKeys.GLOBAL, has_reductions: bool = False) -> None:
         hint = "; only reductions of it were saved" if has_reductions else ""

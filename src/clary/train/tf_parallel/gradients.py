@@ -1,6 +1,7 @@
 """Gradients inside of a step: `optimizer.get_gradients`, and tapes.
 
-Where: while a step is traced, tapes call it (`tracing`); `session` adds `get_gradients` to Keras's optimizers.
+Where: while a step is traced, tapes call `gradients_of` (`tracing`); the `session` of SMP's module for TensorFlow calls
+`teach_optimizers`.
 
 The graph gets the gradients of all variables of all models, whichever variables a rank requests, since all ranks need
 the same graph and each requests its own variables. Gradients that no rank requests are never computed.
@@ -24,7 +25,7 @@ def gradients_of(
     output_gradients: Sequence[Any] | None = None,
     unconnected: Any = tf.UnconnectedGradients.NONE,
 ) -> list[Any]:
-    """Return the dense gradient of the targets' sum by each source. Inside of a step.
+    """Return the dense gradient of the targets' sum with respect to each source; works only inside of a step.
 
     Args:
         targets: tensors of the step, usually losses.
@@ -52,7 +53,7 @@ def gradients_of(
 
 
 def get_gradients(optimizer: Any, loss: Any, params: Sequence[Any]) -> list[Any]:
-    """Return the gradients of a loss by variables, as the optimizer method that SMP scripts call inside of a step.
+    """Return the gradients of a loss with respect to variables: the optimizer method that SMP scripts call in a step.
 
     Args:
         loss: a tensor of the step.
@@ -72,7 +73,7 @@ def get_gradients(optimizer: Any, loss: Any, params: Sequence[Any]) -> list[Any]
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuse optimizers that need the norm of all gradients, since a rank has its own gradients alone.
+    """Refuse optimizers that need the norm of all gradients, if a rank has only the gradients of its own partition.
 
     Raises: GraphBuildError.
     """
@@ -84,7 +85,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def teach_optimizers() -> None:
-    """Adapt Keras's optimizers to the variables of a part. A second call does nothing.
+    """Adapt Keras's optimizers to ranks that have only the variables of one partition. A second call does nothing.
 
     The optimizers get `get_gradients`, which TensorFlow 2.3 had and Keras 3 lacks. Their `apply_gradients` accepts an
     empty list, which a rank without trained layers passes.

@@ -51,6 +51,6 @@ def test_variables_that_a_launcher_or_the_user_has_set_stay(variables_of):
     assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"]) == ("0", "1", None)
 
 
-def test_a_process_that_mpirun_has_not_started_has_none(variables_of):
+def test_a_process_that_mpirun_has_not_started_has_no_variables_of_torch(variables_of):
     assert set(variables_of().values()) == {None}
     assert set(variables_of(OMPI_COMM_WORLD_RANK="5").values()) == {None}

@@ -68,7 +68,7 @@ def test_the_overall_best_is_the_better_trial_and_the_parent_s_if_equal(own, par
     assert overall.get("TuningJobName") == (None if is_own else "parent")
 
 
-def test_the_overall_best_is_the_only_best_trial_if_there_is_one():
+def test_the_overall_best_is_that_of_the_parent_or_child_if_only_one_has_a_best_trial():
     own, other = trial(1, 0.1, tuning_job="child"), trial(3, 0.5, tuning_job="parent")
     assert described(identical(), [own])["OverallBestTrainingJob"]["TrainingJobName"] == own.job_name
     assert described(identical(), best=other)["OverallBestTrainingJob"]["TrainingJobName"] == other.job_name

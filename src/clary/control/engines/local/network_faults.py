@@ -83,7 +83,7 @@ async def _change(pool_folder: str, host: str, what: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Change a link from inside its namespaces, for `partition`, `part` or `limit`; print an error and return 1."""
+    """Change a link inside its namespaces, for `partition`, `part` or `limit`; on an error, print it and return 1."""
     folder, host, what = arguments
     try:
         host, _, other = host.partition(":")

@@ -128,7 +128,7 @@ def steps(facts: ReportFacts, measurements: Measurements, span: Span) -> str:
 
 
 def usage(measurements: Measurements) -> str:
-    """Return the section on the usage of each host while the program ran, as boxes."""
+    """Return the section on the usage of each host while the program ran, as box plots."""
     cards = []
     for host in measurements.hosts[:MOST_HOSTS]:
         rows = []
@@ -179,7 +179,7 @@ def hosts(facts: ReportFacts, measurements: Measurements, span: Span) -> str:
 
 
 def footer(facts: ReportFacts, measurements: Measurements) -> str:
-    """Return the footer: time of writing, width of a point, dropped rows and damaged blocks."""
+    """Return the footer: time of writing, time that a point stands for, dropped rows and damaged blocks."""
     notes = [f"A point stands for {span_words(measurements.step_ms / MS_PER_S)}"]
     if facts.num_dropped:
         notes.append(f"{facts.num_dropped} rows were given up by hosts that could not send them")

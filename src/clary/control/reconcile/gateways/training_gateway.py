@@ -1,4 +1,4 @@
-"""Receives values of trainings: agents' findings, each stored once, and a program's own status.
+"""Receives values of trainings: findings (metrics and pictures that agents read from files), and programs' own status.
 
 Where: `server.route_table` calls this; the database stores the values (`store.training_records`), the hub stores the
 last values in the job's record.
@@ -94,7 +94,7 @@ class TrainingGateway:
     async def append(self, job: TrainingJob, host: str, batch: TrainingBatch) -> TrainingReceipt:
         """Store findings of a host that are not stored yet.
 
-        Raises: WireError 400 for a batch that no host can have found, 410 when the job was deleted.
+        Raises: WireError 400 for an invalid batch, 410 when the job was deleted.
         """
         if (wrong := complaint(batch)) is not None:
             raise WireError("ValidationException", f"values of {host}'s training: {wrong}")
@@ -109,8 +109,8 @@ class TrainingGateway:
                 progress=batch.progress,
                 num_dropped=batch.num_dropped,
             )
-            # Findings stored before, too: a service killed after it had stored them may not have recorded their last
-            # values.
+            # Findings stored before are recorded again: a service killed after it had stored them may not have recorded
+            # their last values.
             values = [finding for finding in findings if isinstance(finding, FinalMetric)]
             if values:
                 await self._hub.record_metrics(job.name, _newest(values), most=_room(job))
@@ -148,7 +148,7 @@ class TrainingGateway:
         status = read_status(document, speaker.progress, at_ms=int(now.timestamp() * 1000))
         if status is None:
             raise WireError("ValidationException", 'expected {"trainerStatus": {...}}')
-        # The callback repeats the values of its last log with each step that it reports.
+        # The callback of transformers repeats the values of its last log with each step that it reports.
         new = {name: value for name, value in status.metrics.items() if not _is_same(speaker.values.get(name), value)}
         room = MAX_SPOKEN_NAMES - len(speaker.values)  # limits a program that keeps sending new names
         unknown = [name for name in new if name not in speaker.values]
@@ -183,7 +183,7 @@ class TrainingGateway:
 
 
 def complaint(batch: TrainingBatch) -> str | None:
-    """Return a sentence on the fault of a batch, or None. Pure."""
+    """Return the reason why a batch is invalid; None if it is valid. Pure."""
     if not 0 <= batch.first < _MOST or not 0 <= batch.num_dropped < _MOST:
         return f"findings count from 0, got {batch.first}, and {batch.num_dropped} dropped"
     if len(batch.findings) > MAX_FINDINGS:

@@ -1,8 +1,8 @@
 """Saving and loading of sharded state: local states, for one rank and one degree, and full states, for any degree.
 
 [Note: local states] A local state holds this rank's shards without conversion. It loads only with the same layout: the
-same parameters in the same buffers, the same degree, the same segment. A full state has the names, shapes and order of
-the module or the optimizer without shards.
+same parameters in the same flat buffers, the same degree, the same segment. A full state has the names, shapes and
+order of the module or the optimizer without shards.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def load_local_model_state(model: ShardedModel, state: Mapping[str, Any]) -> Non
 
 
 def full_model_state(model: ShardedModel, *, to_rank0: bool = False) -> dict[str, Any]:
-    """Return the module's state_dict without shards, in the masters' dtypes, in host memory. All replicas call it.
+    """Return the whole state_dict in host memory, in the dtypes of the master parameters. All replicas call it.
 
     Args:
         to_rank0: whether the first replica alone gets the state; the others get {}.

@@ -65,7 +65,7 @@ class Replacements:
     Args:
         root: the model; a new object if the model itself was replaced.
         changes: outcomes in the order of the model's modules, without modules inside of replaced modules.
-        translations: pairs of functions (from the distributed state, to it) of replaced classes.
+        translations: two functions for each replaced class: from its distributed state to the original, and back.
         without_effect: keywords of marks that have no effect here.
         unknown: keywords of marks that no distributed class takes.
     """
@@ -96,9 +96,10 @@ def replace_modules(root: nn.Module, *, carries_weights: bool = False) -> Replac
     """Replace the outermost supported and marked modules, in place. Every rank calls it on the same model.
 
     With a tensor group of one rank, modules are replaced too, since scripts look for layers of `smp.nn` with any
-    degree. A module is kept, with a reason, if it shares weights with an outside module, if the degree does not divide
-    its sizes, or if it was made before its class was registered and its arguments cannot be derived from it (for
-    modules of torch and transformers they can). If a module is kept, the modules inside of it are tried.
+    degree. A module is kept, with a reason, if it shares weights with an outside module, if only some of its parameters
+    are frozen, if the degree does not divide its sizes, if its mark or its init_hook forbids the replacement, or if it
+    was made before its class was registered and its arguments cannot be derived from it (for modules of torch and
+    transformers they can). If a module is kept, the modules inside of it are tried.
 
     Args:
         carries_weights: whether replacements start with the weights of the replaced modules, if a conversion is known;
@@ -187,7 +188,7 @@ def _arguments_of(name: str, module: nn.Module, registration: Registration, conf
 
     Args:
         config: configuration of the nearest enclosing module that has one. Blocks of transformers before 4.40 do not
-            store the configuration and number that their constructor takes; the number is in their name.
+            store the configuration and layer index that their constructor takes; the index is in their name.
     """
     if ARGUMENTS in module.__dict__:
         recorded: Arguments = module.__dict__[ARGUMENTS]
@@ -204,7 +205,7 @@ def _arguments_of(name: str, module: nn.Module, registration: Registration, conf
 def _make(
     module: nn.Module, distributed_class: type[DistributedModule], wanted: Arguments, keywords: Mapping[str, Any]
 ) -> DistributedModule:
-    """Return a distributed module on the device and in the dtype of the module that it replaces."""
+    """Return a distributed module on the replaced module's device, and in its dtype unless `fp16_params` is set."""
     args, kwargs = tuple(wanted[0]), dict(wanted[1])
     parameters = inspect.signature(distributed_class).parameters
     taken = _taken_by(distributed_class) - (WITHOUT_EFFECT - set(parameters))  # the summary prints the other keywords
@@ -212,7 +213,7 @@ def _make(
     named = dict(zip(parameters, args, strict=False))  # by name, so that a keyword may override a positional argument
     first = next(module.parameters(), torch.empty(0))
     keeps_dtype = first.is_floating_point() and not runtime.current().configuration.fp16_params
-    # A parameter without memory is replaced by a delayed parameter, which is initialised when it gets memory.
+    # A parameter on the meta device is replaced by a delayed parameter, which is initialised when it gets memory.
     with delay_param_initialization() if first.is_meta else torch.device(first.device):
         made = distributed_class(*args[len(parameters) :], **{**named, **kwargs, **overrides})
         if keeps_dtype and any(parameter.dtype != first.dtype for parameter in made.parameters()):

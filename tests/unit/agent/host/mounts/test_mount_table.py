@@ -1,4 +1,4 @@
-"""The mounts of the machine that a host has to see."""
+"""The mounts of the machine that a host must show."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +31,7 @@ def test_mounts_with_files_are_listed_once_and_parents_first():
     ]
 
 
-def test_mounts_that_are_not_covered_include_memory_file_systems():
+def test_tmpfs_mounts_are_listed_unless_their_folder_is_covered():
     assert {"/dev/shm", "/tmp/x"} <= set(submounts(TABLE))
 
 

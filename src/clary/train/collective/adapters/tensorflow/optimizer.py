@@ -23,7 +23,7 @@ _LEGACY_COMPUTING = ("compute_gradients", "_compute_gradients")
 _HANDED_ON = ("get_slot", "get_slot_names", "variables")
 
 IsDue = Callable[[], Any]
-"""Returns, as a scalar tensor, whether the step that was just reduced is applied; otherwise it is only counted."""
+"""Returns, as a scalar tensor, whether the reduced step is applied; if not, Keras counts it, TensorFlow 1 skips it."""
 
 
 def distribute(
@@ -68,7 +68,7 @@ def is_distributed(optimizer: Any) -> bool:
 
 
 def build_optimizer(optimizer: Any, variables: list[Any]) -> None:
-    """Make the variables of an optimizer of Keras now, since it may not make them in a branch of a graph."""
+    """Make the variables of an optimizer of Keras now, since a branch of tf.cond must not create variables."""
     if getattr(optimizer, "built", False):
         return
     with tf.init_scope():
