@@ -41,7 +41,7 @@ from clary.train.collective.bootstrap.records import (
 )
 from clary.train.collective.bootstrap.segment import check_segment, create_segment, segment_bytes
 from clary.train.collective.bootstrap.store import Store
-from clary.train.collective.bootstrap.words import GaveUp, await_ready, say_farewell, say_ready
+from clary.train.collective.bootstrap.words import GaveUp, await_ready, cause_of, say_farewell, say_ready
 from clary.train.collective.cores import core_kind
 from clary.train.collective.settings import CollectiveSettings
 
@@ -229,8 +229,9 @@ class _Forming:
             if segment_fd >= 0:
                 os.close(segment_fd)
             if isinstance(error, GaveUp):
+                peer, words = cause_of(sides, error.peer, str(error))
                 raise BootstrapError(
-                    f"{self._words()}: {layout.describe(error.peer)} gave up: {error}", culprit=error.peer
+                    f"{self._words()}: {layout.describe(peer)} gave up: {words}", culprit=peer
                 ) from error
             if isinstance(error, TimeoutError):
                 late = ", ".join(map(layout.describe, error.args[0]))

@@ -34,7 +34,7 @@ from clary.train.collective.bootstrap.handshake import (
 )
 from clary.train.collective.bootstrap.listeners import Listeners, dial, is_of_same_user, tune
 from clary.train.collective.bootstrap.records import Layout, RankRecord
-from clary.train.collective.bootstrap.words import FAREWELL, read_farewell
+from clary.train.collective.bootstrap.words import FAREWELL, cause_of, read_farewell
 
 GUEST_LIMIT_S = 10.0  # longest handshake of a guest, from its connection
 RETRY_S = 0.05  # seconds between attempts to connect
@@ -314,9 +314,10 @@ class Meeting:
             first = b""
         self._selector.unregister(sock)
         if first in (b"", FAREWELL):
-            words = read_farewell(sock)
+            sides = {other.peer: side for other, side in self.sockets.items() if other.role is Role.SIDE}
+            peer, words = cause_of(sides, need.peer, read_farewell(sock))
             raise BootstrapError(
-                f"{self._words_on_group()}: {self._records[need.peer].in_words} gave up: {words}", culprit=need.peer
+                f"{self._words_on_group()}: {self._records[peer].in_words} gave up: {words}", culprit=peer
             )
 
     # Error texts

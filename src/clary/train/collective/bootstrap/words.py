@@ -25,6 +25,8 @@ _LENGTH = struct.Struct("<H")
 _INT = struct.Struct("i")
 _MAX_TEXT_BYTES = 2000
 _FAREWELL_LIMIT_S = 5.0  # longest read of a farewell
+_CAUSE_LIMIT_S = 0.5  # longest wait for the first cause, after a peer has ended without a word
+WORDLESS = "it ended without a word"
 
 
 class GaveUp(Exception):
@@ -96,9 +98,32 @@ def read_farewell(sock: socket.socket) -> str:
     deadline = Deadline(_FAREWELL_LIMIT_S)
     header = _read(sock, len(FAREWELL) + _LENGTH.size, deadline)
     if len(header) < len(FAREWELL) + _LENGTH.size:
-        return "it ended without a word"
+        return WORDLESS
     (length,) = _LENGTH.unpack(header[len(FAREWELL) :])
     return _read(sock, min(length, _MAX_TEXT_BYTES), deadline).decode(errors="replace")
+
+
+def cause_of(sides: Mapping[int, socket.socket], peer: int, words: str) -> tuple[int, str]:
+    """Return the rank to blame after `peer` has ended, and its words.
+
+    A rank that gives up because of another rank may end without a word, if its connection was not complete or it was
+    ready. The farewell of the first one is then on its way here, and is waited for.
+
+    Args:
+        sides: side streams, by rank.
+        peer: rank that has ended.
+        words: its farewell, or `WORDLESS`.
+    """
+    deadline = Deadline(_CAUSE_LIMIT_S)
+    waiting = {rank: sock for rank, sock in sides.items() if rank != peer}
+    while words == WORDLESS and waiting and not deadline.has_passed:
+        for sock in select.select(list(waiting.values()), [], [], deadline.remaining_s)[0]:
+            rank = next(rank for rank, other in waiting.items() if other is sock)
+            del waiting[rank]  # one look at each: a rank that was ready sends no farewell
+            with contextlib.suppress(OSError):
+                if sock.recv(1, socket.MSG_PEEK) == FAREWELL:
+                    return rank, read_farewell(sock)
+    return peer, words
 
 
 def _hear(peer: int, sock: socket.socket) -> None:
@@ -128,7 +153,7 @@ def _look_for_ready(peer: int, sock: socket.socket) -> None:
     except OSError:
         first = b""
     if first != READY:
-        raise GaveUp(peer, read_farewell(sock) if first == FAREWELL else "it ended without a word")
+        raise GaveUp(peer, read_farewell(sock) if first == FAREWELL else WORDLESS)
 
 
 def _read(sock: socket.socket, num_bytes: int, deadline: Deadline) -> bytes:
