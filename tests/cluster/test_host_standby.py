@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import glob
 import json
 import os
 import signal
@@ -784,28 +783,6 @@ def test_memory_of_the_zygote_counts_against_the_host():
         result = program.wait(0)
         assert (exits, text, program.num_forked) == ([(0, None)], f"{64 << 20}\n", 1)
         assert result.peak_memory_bytes is None or result.peak_memory_bytes > 64 << 20
-    finally:
-        world.close()
-
-
-def weights_of(sandbox):
-    paths = glob.glob(f"/sys/fs/cgroup/**/{sandbox.cgroup_name}/cpu.*", recursive=True)
-    return [int(Path(path).read_text()) for path in paths if path.endswith(("cpu.shares", "cpu.weight"))]
-
-
-def test_a_host_has_a_tenth_of_its_weight_until_its_program_starts():
-    if os.geteuid() != 0:
-        pytest.skip("cgroups need root")
-    world = StandbyWorld("root")
-    try:
-        sandbox = world.sandbox()
-        standby = world.prepare(sandbox)
-        (waiting,) = weights_of(sandbox)
-        program, listener = world.start_in(standby, world.rank(sandbox, "print('on', flush=True)\nwhile True: pass"))
-        listener.wait_for("on")
-        (running,) = weights_of(sandbox)
-        program.kill()
-        assert waiting == round(running / 10)
     finally:
         world.close()
 

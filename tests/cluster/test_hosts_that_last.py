@@ -1,8 +1,10 @@
 """Lasting hosts: trials of a tuning job follow each other in one host, forked from one zygote, without any trace."""
 
 import dataclasses
+import glob
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from host_world import DEADLINE_S, PACKAGE_FOLDER, PATH, PYTHON, HostWorld, Listener, eventually, process
@@ -307,3 +309,20 @@ def test_traces_are_found_for_a_program_without_root_rights_too(bare):
     assert said == "False []\n"
     assert "left a trace" in why_not
     assert why_not.endswith("/a")
+
+
+def weight_of(sandbox):
+    paths = glob.glob(f"/sys/fs/cgroup/**/{sandbox.cgroup_name}/cpu.*", recursive=True)
+    (weight,) = (int(Path(path).read_text()) for path in paths if path.endswith(("cpu.shares", "cpu.weight")))
+    return weight
+
+
+@pytest.mark.root
+def test_a_host_has_a_tenth_of_its_weight_until_its_first_program_starts():
+    world = BareWorld("root")
+    try:
+        waiting = weight_of(world.host.sandbox)
+        world.follow("")
+        assert waiting == round(weight_of(world.host.sandbox) / 10)
+    finally:
+        world.close()
