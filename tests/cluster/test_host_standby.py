@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from pathlib import Path
 
@@ -189,7 +190,9 @@ def zygote_and_ranks(world, sandbox, *, ahead):
     """Prepare a host; return it, the pid of its zygote, and the pids of the ranks that it has forked ahead."""
     marker = f"missing_{uuid.uuid4().hex}"
     standby = world.prepare(sandbox, preload=(PRELOADED, marker), ahead=ahead)
-    eventually(lambda: len(pids_with(marker)) == 1 + ahead)
+    for _ in range(2):  # a zygote also forks a child that exits at once, to see whether it can fork
+        eventually(lambda: len(pids_with(marker)) == 1 + ahead)
+        time.sleep(0.1)
     pids = pids_with(marker)
     (zygote,) = (pid for pid in pids if read_entry(pid).parent not in pids)
     return standby, zygote, [pid for pid in pids if pid != zygote]
