@@ -145,15 +145,6 @@ class PlainMemory {
   int32_t dtype_ = -1;
 };
 
-// What `act` returns, told by a number; called without the interpreter lock.
-template <typename Act>
-PyObject* unlocked(Act act) {
-  PyThreadState* state = PyEval_SaveThread();
-  const int64_t result = act();
-  PyEval_RestoreThread(state);
-  return PyLong_FromLongLong(result);
-}
-
 // sum_memory(communicator, object, timeout_s, failure) -> what clary_all_reduce returns for the sum of all ranks, in
 // place; None, with nothing sent, for memory that is not plain: who calls then says what is wrong with it.
 PyObject* sumMemory(PyObject*, PyObject* const* given, Py_ssize_t count) {
@@ -164,7 +155,7 @@ PyObject* sumMemory(PyObject*, PyObject* const* given, Py_ssize_t count) {
   if (PyErr_Occurred() != nullptr) return nullptr;
   const PlainMemory memory(given[1], PyBUF_CONTIG);
   if (!memory.isPlain()) Py_RETURN_NONE;
-  return unlocked([&] {
+  return clary::unlocked([&] {
     return clary_all_reduce(communicator, memory.address(), memory.address(), memory.elements(), memory.dtype(),
                             CLARY_SUM, 0, timeout, failure);
   });
@@ -193,7 +184,7 @@ PyObject* gatherMemory(PyObject*, PyObject* const* given, Py_ssize_t count) {
   const PlainMemory source(given[1], PyBUF_CONTIG_RO);
   const PlainMemory target(given[2], PyBUF_CONTIG);
   if (!source.isPlain() || !target.isPlain() || !target.holds(source, asked.size)) Py_RETURN_NONE;
-  return unlocked([&] {
+  return clary::unlocked([&] {
     return clary_all_gather(asked.communicator, source.address(), target.address(), nullptr, source.elements(),
                             source.dtype(), 0, asked.timeout, asked.failure);
   });
@@ -208,7 +199,7 @@ PyObject* sumScatterMemory(PyObject*, PyObject* const* given, Py_ssize_t count) 
   const PlainMemory source(given[1], PyBUF_CONTIG_RO);
   const PlainMemory target(given[2], PyBUF_CONTIG);
   if (!source.isPlain() || !target.isPlain() || !source.holds(target, asked.size)) Py_RETURN_NONE;
-  return unlocked([&] {
+  return clary::unlocked([&] {
     return clary_reduce_scatter(asked.communicator, source.address(), nullptr, target.address(), target.elements(),
                                 target.dtype(), CLARY_SUM, 0, asked.timeout, asked.failure);
   });

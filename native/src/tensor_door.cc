@@ -138,15 +138,6 @@ PyObject* singleOf(PyObject* tensors) {
   return isSingle ? Py_NewRef(PyList_GetItem(tensors, 0)) : nullptr;
 }
 
-// What `act` returns, as a number; called without the interpreter lock.
-template <typename Act>
-PyObject* unlocked(Act act) {
-  PyThreadState* state = PyEval_SaveThread();
-  const int64_t result = act();
-  PyEval_RestoreThread(state);
-  return PyLong_FromLongLong(result);
-}
-
 }  // namespace
 
 PyObject* knowTensors(PyObject*, PyObject* const* given, Py_ssize_t count) {

@@ -7,7 +7,18 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <cstdint>
+
 namespace clary {
+
+// What `act` returns, as a number; called without the interpreter lock.
+template <typename Act>
+PyObject* unlocked(Act act) {
+  PyThreadState* state = PyEval_SaveThread();
+  const int64_t result = act();
+  PyEval_RestoreThread(state);
+  return PyLong_FromLongLong(result);
+}
 
 // know_tensors(tensor, parameter, strided, dtypes, reductions) -> None. Both types of tensors, the layout of plain
 // memory, and two dictionaries: torch's types and the numbers of torch's reductions, each to the core's number.

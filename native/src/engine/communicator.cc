@@ -274,6 +274,9 @@ int64_t Communicator::tryInCaller(Operation& operation) {
     }
   } catch (const Failure& caught) {
     failure.emplace(caught);
+  } catch (const std::exception& error) {
+    failure.emplace(Code::kSystem, layout_.rank, where(describe(operation) + ": " + error.what()));
+    poison(BadNews{Code::kSystem, layout_.rank, failure->what()}, true);
   }
   int64_t ticket = 0;
   {
