@@ -147,10 +147,14 @@ class FirstProcess:
             "processes": process_orders(processes, output_fds, forks=forks),
             "binds": [vars(bind) for bind in binds],
         }
-        descriptor = _in_memory("clary-start-order", order)
         try:
             if self._cgroup is not None:
                 self._cgroup.claim_processors()
+        except OSError:
+            self.end()  # a program must not run with a tenth of its share: it gets a new host
+            return False
+        descriptor = _in_memory("clary-start-order", order)
+        try:
             rights = array.array("i", [descriptor, *output_fds])
             self.control.sendmsg(
                 [json.dumps({"kind": "start"}).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
