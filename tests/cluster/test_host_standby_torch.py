@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from host_world import PACKAGE_FOLDER, HostWorld, Listener, eventually, process
 
+from clary.agent.environments.config_files import make_folders, steps_folder
 from clary.agent.environments.train_library import library_folder, write_train_library
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Bind
@@ -77,7 +78,7 @@ def world():
     world.close()
 
 
-def ranks(code, library):
+def ranks(code, library, variables):
     shims = str(Path(RANK_SHIM).parent)
     return [
         process(
@@ -89,6 +90,7 @@ def ranks(code, library):
                 "RANK": str(rank),
                 "HOME": "/opt/ml/.clary/home",
                 "GLOO_SOCKET_IFNAME": "lo",
+                **variables,
             },
             working_folder=code,
             rank=rank,
@@ -98,13 +100,13 @@ def ranks(code, library):
     ]
 
 
-def run(world, *, is_prepared, script=SCRIPT):
+def run(world, *, is_prepared, script=SCRIPT, variables=None):
     """Run a script on a new host; return the output of each rank and the seconds to each of `MOMENTS`."""
     modules, tree = world.folder(f"modules-{is_prepared}"), MlTree(Path("/opt/ml"))
     environment = (str(TRAIN_PYTHON.parents[1]), str(TRAIN_PYTHON.resolve().parents[1]))
     visible = (PACKAGE_FOLDER, *environment)
     sandbox = world.sandbox(binds=(Bind(source=str(modules), target=MODULES),), visible_folders=visible)
-    processes, listener = ranks("/opt/ml", str(library_folder(tree))), TimedListener()
+    processes, listener = ranks("/opt/ml", str(library_folder(tree)), variables or {}), TimedListener()
     standby = None
     if is_prepared:
         (modules / "last_module.py").write_text(f"open('{MODULES}/is-ready', 'w').close()")
@@ -117,6 +119,7 @@ def run(world, *, is_prepared, script=SCRIPT):
         )
     try:
         write_train_library(MlTree(Path(sandbox.ml_folder)))
+        make_folders(MlTree(Path(sandbox.ml_folder)))
         (Path(sandbox.ml_folder) / "train.py").write_text(script)
         if standby is not None:
             eventually((modules / "is-ready").exists, within_s=ENOUGH_S)
@@ -174,3 +177,32 @@ print(torch._dynamo.config.disable)
 def test_a_script_that_sets_a_variable_of_torch_gets_a_new_interpreter(world):
     output, _ = run(world, is_prepared=True, script=SETS_A_VARIABLE)
     assert [text.split() for text in output] == [["False", "False", "True"]] * NUM_RANKS
+
+
+RECORDS_STEPS = """
+import os, sys
+torch = sys.modules.get("torch")
+print(torch is not None and hasattr(torch.autograd.backward, "_clary_steps"))
+import torch
+import torch.distributed as distributed
+rank = int(os.environ["RANK"])
+distributed.init_process_group("gloo", init_method="file:///opt/ml/meeting", rank=rank, world_size=int(sys.argv[1]))
+weight = torch.nn.Parameter(torch.ones(1))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(3):
+    (weight * weight).backward()
+    distributed.all_reduce(weight.grad)
+    optimizer.step()
+from clary.contract.step_records import FOLDER_VARIABLE
+names = [name.rpartition("-")[0] for name in os.listdir(os.environ[FOLDER_VARIABLE])]
+print([name for name in names if name == str(rank)])
+"""
+
+
+def test_hooks_installed_before_the_fork_record_each_rank_in_its_own_files(world):
+    variables = {"CLARY_STEPS_FOLDER": str(steps_folder(MlTree(Path("/opt/ml"))))}
+    forked, _ = run(world, is_prepared=True, script=RECORDS_STEPS, variables=variables)
+    executed, _ = run(world, is_prepared=False, script=RECORDS_STEPS, variables=variables)
+    for rank in range(NUM_RANKS):
+        assert forked[rank].splitlines() == ["True", str([str(rank)] * 2)]
+        assert executed[rank].splitlines() == ["False", str([str(rank)] * 2)]

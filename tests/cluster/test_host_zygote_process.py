@@ -30,7 +30,7 @@ def fork(descriptors):
     return pid
 """
 SHORT_S = 0.5  # a limit that expires in the test
-WHOLE = "say(kind='ready'); d = take(); say(kind='forked', pids=[fork(d)]); os._exit(0)"
+WHOLE = "say(kind='ready'); d = take(); say(kind='forked', pids=[fork(d)], is_parent=True); os._exit(0)"
 
 
 @pytest.fixture
@@ -110,7 +110,10 @@ def test_a_zygote_that_does_not_get_ready_is_abandoned(start):
         ("time.sleep(600)", "did not say 'ready'"),
         ("say(kind='ready'); d = take(); fork(d); time.sleep(600)", "did not say 'forked'"),
         ("say(kind='ready'); d = take(); fork(d); os.kill(os.getpid(), 19)", "did not say 'forked'"),
-        ("say(kind='ready'); d = take(); say(kind='forked', pids=[fork(d)]); time.sleep(600)", "lived on"),
+        (
+            "say(kind='ready'); d = take(); say(kind='forked', pids=[fork(d)], is_parent=True); time.sleep(600)",
+            "lived on",
+        ),
     ],
 )
 @pytest.mark.long
@@ -140,13 +143,17 @@ def test_a_zygote_that_hangs_while_forking_leaves_no_running_rank(start):
 
 
 def test_a_zygote_that_does_not_end_leaves_no_running_rank(start):
-    script = "say(kind='ready'); d = take(); say(kind='forked', pids=[fork(d)]); open(FORKED, 'w').close()"
+    script = (
+        "say(kind='ready'); d = take(); say(kind='forked', pids=[fork(d)], is_parent=True); open(FORKED, 'w').close()"
+    )
     pids, reason, text = start(f"{script}; time.sleep(600)", fork_limit_s=SHORT_S)
     assert (pids, text) == ({}, "left")
     assert "lived on for" in reason
 
 
 def test_a_zygote_that_reports_fewer_pids_than_ranks_is_rejected(start):
-    pids, reason, text = start("say(kind='ready'); d = take(); fork(d); say(kind='forked', pids=[]); os._exit(0)")
+    pids, reason, text = start(
+        "say(kind='ready'); d = take(); fork(d); say(kind='forked', pids=[], is_parent=True); os._exit(0)"
+    )
     assert (pids, text) == ({}, "left")
     assert reason

@@ -113,8 +113,11 @@ class Folder:
             create: make the folder and its parents if they are missing.
             mode: permission bits of the folders that are made.
         """
-        if not create:
+        try:
             return Folder(open_beneath(self._descriptor, path, _FOLDER_FLAGS))
+        except FileNotFoundError:
+            if not create:
+                raise
         here = os.dup(self._descriptor)
         try:
             for part in parts_of(path):

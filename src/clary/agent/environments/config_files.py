@@ -125,6 +125,15 @@ def relocated(path: str, inside: MlTree) -> str:
     return str(inside.root / pure.relative_to(OPT_ML)) if pure.is_relative_to(OPT_ML) else path
 
 
+def make_folders(tree: MlTree) -> None:
+    """Make the folders of `tree` that every job has; may be repeated.
+
+    State after failure: folders that were made stay.
+    Raises: OSError, for example for a full disk.
+    """
+    _make(tree, _folders_of_every_job(tree))
+
+
 def write_tree(plan: LaunchPlan, host: HostPlan, tree: MlTree) -> None:
     """Make every folder of `tree` and write its configuration files; may be repeated.
 
@@ -136,10 +145,9 @@ def write_tree(plan: LaunchPlan, host: HostPlan, tree: MlTree) -> None:
     Raises: OSError, for example for a full disk.
     """
     inside = inside_tree(plan, tree)
+    _make(tree, (*_folders_of_every_job(tree), *(tree.channel(one.name) for one in channels_of(plan, host))))
     token = status_token(plan.agent_token, job=plan.job_name, attempt=plan.attempt, host=host.name)
-    with Folder.at(tree.root, create=True) as root:
-        for folder in _folders(plan, host, tree):
-            root.folder(str(folder.relative_to(tree.root)), create=True).close()
+    with Folder.at(tree.root) as root:
         with root.folder(str(tree.config.relative_to(tree.root))) as config:
             _write(config, "hyperparameters", dict(plan.hyperparameters))
             _write(config, "resourceconfig", resource_config(plan, host))
@@ -149,11 +157,16 @@ def write_tree(plan: LaunchPlan, host: HostPlan, tree: MlTree) -> None:
         root.write("/".join(STATUS_TOKEN_FILE), token.encode("ascii"))
 
 
-def _folders(plan: LaunchPlan, host: HostPlan, tree: MlTree) -> Sequence[Path]:
+def _make(tree: MlTree, folders: Sequence[Path]) -> None:
+    with Folder.at(tree.root, create=True) as root:
+        for folder in folders:
+            root.folder(str(folder.relative_to(tree.root)), create=True).close()
+
+
+def _folders_of_every_job(tree: MlTree) -> Sequence[Path]:
     return (
         tree.config,
         tree.data,
-        *(tree.channel(channel.name) for channel in channels_of(plan, host)),
         tree.model,
         tree.output_data,
         tree.intermediate,

@@ -43,6 +43,8 @@ clary_smddp = clary_autoload:register
 clary_cuda_on_cpu = clary_cuda_on_cpu:register
 clary_rehearsal = clary_rehearsal:register
 """
+_METADATA_FOLDER = f"clary-{clary.__version__}.dist-info"
+_LAST_FILE = "entry_points.txt"
 
 
 def library_folder(tree: MlTree) -> Path:
@@ -51,7 +53,7 @@ def library_folder(tree: MlTree) -> Path:
 
 
 def write_train_library(tree: MlTree, *, package_folder: Path = PACKAGE_FOLDER) -> None:
-    """Build the folder; may be repeated.
+    """Build the folder; do nothing if it is complete.
 
     Args:
         package_folder: of the installed `clary`, as the program sees it.
@@ -59,6 +61,8 @@ def write_train_library(tree: MlTree, *, package_folder: Path = PACKAGE_FOLDER) 
     State after failure: written files stay; the next call writes the other files.
     Raises: OSError, for example for a full disk.
     """
+    if is_complete(tree):
+        return
     links = {f"clary/{wing}": package_folder / wing for wing in _WINGS}
     links |= {name: package_folder / "compat" / name for name in _COMPAT}
     place = library_folder(tree).relative_to(tree.root)
@@ -67,6 +71,16 @@ def write_train_library(tree: MlTree, *, package_folder: Path = PACKAGE_FOLDER) 
         for name, source in links.items():
             with contextlib.suppress(FileExistsError):
                 folder.make_link(name, str(source))
-        with folder.folder(f"clary-{clary.__version__}.dist-info", create=True) as metadata:
+        with folder.folder(_METADATA_FOLDER, create=True) as metadata:
             metadata.write("METADATA", _METADATA.encode())
-            metadata.write("entry_points.txt", _ENTRY_POINTS.encode("ascii"))
+            metadata.write(_LAST_FILE, _ENTRY_POINTS.encode("ascii"))
+
+
+def is_complete(tree: MlTree) -> bool:
+    """Whether `write_train_library` has finished in this tree."""
+    place = (library_folder(tree) / _METADATA_FOLDER / _LAST_FILE).relative_to(tree.root)
+    try:
+        with Folder.at(tree.root) as root:
+            return root.read(str(place), max_bytes=len(_ENTRY_POINTS) + 1) == _ENTRY_POINTS.encode("ascii")
+    except OSError:
+        return False

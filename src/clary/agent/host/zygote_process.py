@@ -3,13 +3,14 @@
 Where: `standing_by` starts it in the first process of the host, `keeper` lets it fork. The zygote runs
 `clary.agent.zygote.clary_zygote`. Messages are JSON objects, one per packet:
 
-    from the zygote: ready, refused (reason), forked (pids), over
+    from the zygote: ready, refused (reason), forked (pids, is_parent), over
     to the zygote: fork, with descriptors: the order as a file in memory, the gate, the agent's socket, outputs
 
 Forked ranks wait at the gate, a pipe, until the process that forked them has ended, which makes this process their
-parent, and until their pids are known here. The forking process is the zygote, or, if the zygote lasts for several
-programs, a child of the zygote, whose end the zygote reports (`over`). After an earlier error the gate closes and the
-ranks exit without effect, so the caller can execute all processes instead.
+parent, and until their pids are known here. Ranks forked ahead have this process as their parent already. Otherwise the
+forking process is the zygote (`is_parent`), or, if the zygote lasts for several programs, a child of the zygote, whose
+end the zygote reports (`over`). After an earlier error the gate closes and the ranks exit without effect, so the caller
+can execute all processes instead.
 """
 
 from __future__ import annotations
@@ -167,11 +168,11 @@ class Zygote:
         gate_read, gate_write = os.pipe()
         try:
             self._send_order(marked, gate=gate_read, control=control, parent_watched=parent_watched)
-            pids = self._expect("forked", within_s=FORK_LIMIT_S)["pids"]
-            forked = {index: int(pid) for index, pid in zip(marked, pids, strict=True)}
+            said = self._expect("forked", within_s=FORK_LIMIT_S)
+            forked = {index: int(pid) for index, pid in zip(marked, said["pids"], strict=True)}
             if self.lasts:
                 self._expect("over", within_s=FORK_LIMIT_S)
-            else:
+            elif said["is_parent"]:
                 self._await_end(FORK_LIMIT_S)
             os.write(gate_write, _GO * len(forked))
         finally:

@@ -22,6 +22,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from clary.agent.environments.config_files import make_folders
+from clary.agent.environments.train_library import write_train_library
 from clary.agent.environments.variables import POOL_CACHE_FOLDER
 from clary.agent.host.leftovers import remove_tree
 from clary.agent.host.program import Program
@@ -31,6 +33,7 @@ from clary.agent.host.standby_policy import plan_standby
 from clary.base.errors import AgentError
 from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.contract.limits.cgroup_names import host_cgroup_name, next_cgroup_name
+from clary.contract.ml_tree import MlTree
 
 PLACES_FOLDER = "places"
 _POOL_ATTEMPT = 1
@@ -202,6 +205,7 @@ class StandbyKeeper:
         except OSError as error:
             logger.warning("a place could not be tidied: %s", error)
             return False
+        _begin_tree(place)
         threading.Thread(target=remove_tree, args=(str(gone),), name="place-removal", daemon=True).start()
         return True
 
@@ -239,6 +243,7 @@ class StandbyKeeper:
             logger.warning("no standby host was made: %s", error)
             remove_tree(str(place))
             return
+        _begin_tree(place)
         made = _Ready(standby, place)
         with self._lock:
             is_wanted = self._ready is None and closings == self._num_closings
@@ -253,6 +258,14 @@ class StandbyKeeper:
             _remove_later(ready.place)
         if place is not None:
             _remove_later(place)
+
+
+def _begin_tree(place: Path) -> None:
+    """Write the parts of `/opt/ml` that every job has, so that the next job need not wait for them."""
+    tree = MlTree(place / "ml")
+    with contextlib.suppress(OSError):  # the next attempt makes what is missing, and reports why it cannot
+        make_folders(tree)
+        write_train_library(tree)
 
 
 def _remove_later(place: Path) -> None:

@@ -89,7 +89,9 @@ class HostSteps:
         if REHEARSAL_VARIABLE in plan.user_environment:
             standby = None  # records of a rehearsal's programs are kept in the attempt's own folder
         self._standby = standby
-        self._folder = (standby and standby.folder_for(plan)) or Path(plan.work_folder) / host
+        ready = standby.folder_for(plan) if standby is not None else None
+        self._has_ready_host = ready is not None
+        self._folder = ready or Path(plan.work_folder) / host
         self._tree = MlTree(self._folder / "ml")
         self._channels = {channel.name: channel for channel in channels_of(plan, self._host)}
         self._stopping = threading.Event()
@@ -142,7 +144,7 @@ class HostSteps:
 
     def build_tree(self) -> None:
         """Make `/opt/ml` with its folders and configuration files."""
-        if self._plan.isolation is Isolation.NAMESPACES:
+        if self._plan.isolation is Isolation.NAMESPACES and not self._has_ready_host:
             look_ahead()
         with disk_errors_named(self._tree.root, needed_bytes=None):
             if self._host.disk_bytes is not None:

@@ -58,6 +58,8 @@ _SUFFIXES = (".py", ".pyc", ".so")
 # Modules of the job's library that torch's entry points import when a job uses every feature.
 _LIBRARY_MODULES = (
     "clary_autoload",
+    "clary_cuda_on_cpu",
+    "clary_rehearsal",
     "clary.train.steps.torch_hooks",
     "clary.train.profiling.recorder",
     "clary.train.collective.adapters.torch.registration",
@@ -102,7 +104,7 @@ def become_rank() -> _Program:
     path = list(sys.path)
     # Only the program may import its own modules: they may still be incomplete.
     sys.path[:] = [folder for folder in path if not _is_within(folder, late_folder)]
-    reason = _import(("atexit", "runpy", "traceback", *names))  # also the imports of the rank shim
+    reason = _import(("atexit", "runpy", "traceback", *names))  # also the late imports of the rank shim
     if not reason:
         _import_library(late_folder)
         reason = _why_unfit(own_descriptors)
@@ -116,6 +118,7 @@ def become_rank() -> _Program:
     keeper.send(json.dumps({"kind": "ready"}).encode())
     reason = _import_later(keeper, own_descriptors, late_folder)
     words += _take_words(output)
+    _forget_folders()  # once, since each rank would free the same thousands of names
     ahead: list[tuple[int, socket.socket]] = []
     if not reason and not select.select([keeper], [], [], 0)[0]:
         ahead, own = _fork_ahead(num_ahead)
@@ -134,9 +137,11 @@ def become_rank() -> _Program:
         order, descriptors = _serve(keeper, order, descriptors)
     whole, gate, agent, outputs = descriptors[0], descriptors[1], descriptors[2], descriptors[3:]
     pids = []
+    is_parent = False
     for number, write_end in enumerate(outputs):
         pid = _hand_over(ahead, number, (whole, gate, agent, write_end))
         if pid == 0:
+            is_parent = True
             pid = _fork()
         if pid == 0:
             keeper.close()
@@ -147,7 +152,7 @@ def become_rank() -> _Program:
             rights = [whole, gate, agent, write_end]
             return _rank(order, number, rights, late_folder, words, _Program(code, shim))
         pids.append(pid)
-    keeper.send(json.dumps({"kind": "forked", "pids": pids}).encode())
+    keeper.send(json.dumps({"kind": "forked", "pids": pids, "is_parent": is_parent}).encode())
     os._exit(0)
 
 
@@ -167,23 +172,49 @@ def _touch(late_folder: str) -> None:
 
 
 def _fork_ahead(num_ahead: int) -> tuple[list[tuple[int, socket.socket]], socket.socket | None]:
-    """Fork ranks before the order arrives.
+    """Fork ranks before the order arrives, from a child that ends at once: the host's first process is their parent.
 
     Returns: pid and socket of each rank, and None; in a rank an empty list and its end of the socket. A rank exits when
-    the other end is closed: at the zygote's end, or if the program has fewer ranks.
+    the other end is closed: at the zygote's end, or if the program has fewer ranks. There may be fewer ranks, for
+    example at a limit of processes.
     """
-    ahead: list[tuple[int, socket.socket]] = []
-    for _ in range(num_ahead):
-        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid = _fork()
-        if pid == 0:
-            here.close()
-            for _, link in ahead:
-                link.close()
-            return [], there
+    if num_ahead == 0:
+        return [], None
+    links = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(num_ahead)]
+    told, telling = os.pipe()
+    between = _fork()
+    if between == 0:
+        try:
+            for place in range(num_ahead):
+                pid = _fork()
+                if pid == 0:
+                    return [], _keep_own_end(links, place, (told, telling))
+                os.write(telling, b"%d\n" % pid)
+        except BaseException:  # noqa: BLE001, S110 - this child must not go on as a second zygote
+            pass
+        os._exit(0)
+    os.close(telling)
+    with open(told, "rb") as file:
+        pids = [int(line) for line in file]
+    os.waitpid(between, 0)
+    for _, there in links:
         there.close()
-        ahead.append((pid, here))
-    return ahead, None
+    for here, _ in links[len(pids) :]:
+        here.close()
+    return [(pid, here) for pid, (here, _) in zip(pids, links)], None
+
+
+def _keep_own_end(
+    links: list[tuple[socket.socket, socket.socket]], place: int, others: tuple[int, ...]
+) -> socket.socket:
+    """Return a rank's end of its socket; close everything else that it has inherited."""
+    for descriptor in others:
+        os.close(descriptor)
+    for number, (here, there) in enumerate(links):
+        here.close()
+        if number != place:
+            there.close()
+    return links[place][1]
 
 
 def _hand_over(ahead: list[tuple[int, socket.socket]], place: int, descriptors: tuple[int, ...]) -> int:
@@ -263,13 +294,20 @@ def _import_library(late_folder: str) -> None:
     try:
         for name in _LIBRARY_MODULES:
             importlib.import_module(name)
-        sys.modules["clary.train.steps.functional_hooks"].look_up_operators()
+        if _calls_backends():
+            sys.modules["clary.train.steps.torch_hooks"].install()
     except Exception:  # noqa: BLE001 - a torch with other internals: ranks import the modules, and report the error
         for name in [name for name in sys.modules if name.partition(".")[0] in ("clary", "clary_autoload")]:
             del sys.modules[name]
     finally:
         sys.path.remove(compat)
     spec.submodule_search_locations[:] = [os.path.join(library, "clary")]
+
+
+def _calls_backends() -> bool:
+    """Whether this torch calls entry points at the end of its import (torch 2.5 and later)."""
+    is_enabled = getattr(sys.modules.get("torch"), "_is_device_backend_autoload_enabled", None)
+    return is_enabled is not None and is_enabled()
 
 
 def _package() -> str:
@@ -429,8 +467,7 @@ def _renew(argv: list[str], environment: dict[str, str], late_folder: str) -> st
     sys.orig_argv = list(argv)
     if _HAS_FOLDER_ON_PATH:
         sys.path.insert(0, os.path.dirname(os.path.realpath(argv[1])))
-    sys.path_importer_cache.clear()
-    importlib.invalidate_caches()
+    _forget_folders()
     reason = _shadow(argv, late_folder) or _late_site() or _other_library() or _too_late(_script_folder(argv))
     if reason:
         return reason
@@ -438,6 +475,12 @@ def _renew(argv: list[str], environment: dict[str, str], late_folder: str) -> st
     _call_late_backends()
     _show_start(argv, environment)
     return ""
+
+
+def _forget_folders() -> None:
+    """Drop the names of files that imports have recorded for each folder."""
+    sys.path_importer_cache.clear()
+    importlib.invalidate_caches()
 
 
 def _show_start(argv: list[str], environment: dict[str, str]) -> None:
@@ -509,8 +552,9 @@ def _script_folder(argv: list[str]) -> str:
 
 
 def _is_same_file(path: str, module: types.ModuleType | None) -> bool:
-    """Whether a module was read from the file that a path leads to."""
-    return os.path.realpath(path) == getattr(module, "__file__", None)
+    """Whether a module was read from the file or the package that a path leads to."""
+    real = os.path.realpath(path)
+    return getattr(module, "__file__", None) in (real, os.path.join(real, "__init__.py"))
 
 
 def _other_library() -> str:
@@ -582,9 +626,7 @@ def _renew_modules() -> None:
 
 def _call_late_backends() -> None:
     """Call the entry points of torch's import that have been on PYTHONPATH only since the order."""
-    torch = sys.modules.get("torch")
-    is_enabled = getattr(torch, "_is_device_backend_autoload_enabled", None)  # torch 2.5 and later
-    if is_enabled is None or not is_enabled():
+    if not _calls_backends():
         return
     import importlib.metadata
 

@@ -52,6 +52,9 @@ _NAMES = frozenset(
         "DNNL_VERBOSE",
         "ONEDNN_VERBOSE",
         "OPENSSL_CONF",
+        "CLARY_STEPS_FOLDER",  # hooks that record steps are installed before the fork
+        "CLARY_STEPS",
+        "CLARY_CALLS",
     }
 )
 _READ_LATER = ("TORCH_NCCL_", "TORCHELASTIC_")

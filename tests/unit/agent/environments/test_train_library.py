@@ -59,6 +59,20 @@ def test_the_folder_holds_the_train_side_the_foreign_names_and_nothing_else(libr
     assert not (library / "smdistributed" / "__init__.py").exists()
 
 
+def test_an_interrupted_folder_is_completed(tmp_path: Path) -> None:
+    tree = MlTree(tmp_path / "ml")
+    write_train_library(tree)
+    library = library_folder(tree)
+    (last,) = library.glob("clary-*.dist-info/entry_points.txt")
+    whole = last.read_text()
+    for left in (None, whole[:-1], whole + " "):
+        (library / "smdebug").unlink()
+        last.unlink() if left is None else last.write_text(left)
+        write_train_library(tree)
+        assert (library / "smdebug").is_dir()
+        assert last.read_text() == whole
+
+
 def test_programs_import_the_train_side_and_neither_agent_nor_service(library: Path) -> None:
     wings = run(
         "import importlib.util, json, clary.train._native.errors\n"

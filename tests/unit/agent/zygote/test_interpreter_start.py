@@ -50,6 +50,7 @@ def test_other_command_lines_are_executed(argv, words):
         *("PYTHONPATH", "PYTHONHASHSEED", "LD_PRELOAD", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "MKL_THREADING_LAYER"),
         *("KMP_AFFINITY", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX", "GLIBC_TUNABLES", "TORCH_LOGS", "LC_ALL"),
         *("LANG", "PYTORCH_CUDA_ALLOC_CONF", "ATEN_CPU_CAPABILITY", "HOME", "TMPDIR"),
+        *("CLARY_STEPS_FOLDER", "CLARY_STEPS", "CLARY_CALLS"),  # hooks are installed before the fork
     ],
 )
 def test_variables_read_at_interpreter_start_have_to_be_equal(name):

@@ -55,14 +55,20 @@ def why_not_visible(processes: Sequence[ProcessSpec], sandbox: Sandbox) -> str:
 
     Return "" if there is none. A file that exists nowhere is reported by the host, which knows more.
     """
-    for process in processes:
-        for path in _programs_of(process):
-            if os.path.exists(path) and not _sees(sandbox, path):
-                return (
-                    f"{path} lies on this machine where programs see nothing: hosts show system folders, software "
-                    "below /opt and the interpreter. Name its folder in setting visible_folders, put it "
-                    "below /opt, or bring it as code or as a channel"
-                )
+    programs = dict.fromkeys(path for process in processes for path in _programs_of(process))
+    doubtful = [path for path in programs if not _has_own(path) and os.path.exists(path)]
+    if not doubtful:
+        return ""
+    shown = shown_folders(sandbox.visible_folders, is_whole=sandbox.shows_whole_machine)
+    bound = [os.path.realpath(bind.target) for bind in sandbox.binds]
+    for path in doubtful:
+        real = os.path.realpath(path)
+        if not any(is_within(real, folder) for folder in bound) and not is_shown(real, shown):
+            return (
+                f"{path} lies on this machine where programs see nothing: hosts show system folders, software "
+                "below /opt and the interpreter. Name its folder in setting visible_folders, put it "
+                "below /opt, or bring it as code or as a channel"
+            )
     return ""
 
 
@@ -75,13 +81,9 @@ def _programs_of(process: ProcessSpec) -> Iterable[str]:
     return [path for path in (command, script) if path.startswith("/")]
 
 
-def _sees(sandbox: Sandbox, path: str) -> bool:
-    real = os.path.realpath(path)
-    if any(is_within(path, top) for top in (*PRIVATE_TOPS, str(OPT_ML))):
-        return True  # the host has its own folder here, with different files
-    shown = shown_folders(sandbox.visible_folders, is_whole=sandbox.shows_whole_machine)
-    bound = (os.path.realpath(bind.target) for bind in sandbox.binds)
-    return is_shown(real, shown) or any(is_within(real, folder) for folder in bound)
+def _has_own(path: str) -> bool:
+    """Whether a host has a folder of its own at this path, with other files than the machine's."""
+    return any(is_within(path, top) for top in (*PRIVATE_TOPS, str(OPT_ML)))
 
 
 def _base_folders(environment_folder: Path) -> list[Path]:
