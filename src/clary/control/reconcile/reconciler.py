@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 from clary.base.clock import Clock
 from clary.base.errors import Fault
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 PASS_INTERVAL_S = 0.5  # between passes without a change: the longest delay until deadlines and dead agents are noticed
 IDLE_INTERVAL_S = 10.0  # between passes while no job waits or has hosts; a change ends the wait
-GATHER_S = 0.02  # between a change and the pass that handles it
+GATHER_S = 0.02  # least time between the end of a pass and the next one
 
 
 class LogStreams(LogStarts, LogEnds, Protocol):
@@ -106,6 +106,7 @@ class Reconciler:
                 settings=site.settings,
                 clock=clock,
             )
+        self._plans: dict[str, tuple[Any, LaunchPlan]] = {}  # by job, of active jobs: the plain form, and the plan
         self._waiting_checked_at_s: float | None = None
         self.is_draining = False  # set when the service stops: no job starts
 
@@ -115,9 +116,11 @@ class Reconciler:
         try:
             while True:
                 await self.make_pass()
+                ended_s = self._clock.monotonic()
                 await self._hub.wait_for_change(PASS_INTERVAL_S if self._has_work() else IDLE_INTERVAL_S)
-                # Under load one pass handles many changes; orders to agents do not wait for a pass.
-                await asyncio.sleep(GATHER_S)
+                # A change after a pause is handled at once. Under load one pass handles many changes; orders to agents
+                # do not wait for a pass.
+                await asyncio.sleep(max(0.0, GATHER_S - (self._clock.monotonic() - ended_s)))
         finally:
             tasks = [listening, *self._tasks.open_tasks(), *self.releaser.open_tasks()]
             for task in tasks:
@@ -139,7 +142,9 @@ class Reconciler:
                 await (self._granter or self.launcher).start_waiting_jobs()
         except Exception:  # boundary: the loop continues with running jobs
             log.exception("waiting jobs: this pass failed; the next one tries again")
-        for name in [job.name for job in self._hub.active_jobs()]:
+        names = [job.name for job in self._hub.active_jobs()]
+        self._plans = {name: plan for name, plan in self._plans.items() if name in names}
+        for name in names:
             # Reload: the job may meanwhile have been released, deleted and created again.
             job = self._hub.live_job(name)
             if job is None or job.is_released or self._tasks.is_busy(name):
@@ -187,7 +192,7 @@ class Reconciler:
         if job.is_terminal or job.is_leaving:
             await self.releaser.release_when_left(job)
             return
-        plan = from_plain(LaunchPlan, job.plan)
+        plan = self._plan_of(job)
         hosts = await self._engine.hosts(plan)
         alive = {name: host.is_alive for name, host in hosts.items()}
         cut_off = {name: host.cut_off for name, host in hosts.items() if host.cut_off is not None}
@@ -228,6 +233,13 @@ class Reconciler:
             if alive.get(host, False):
                 self.releaser.fence(job, plan, host)
         await self._replace_lost(job, [host for host in lost if not alive.get(host, False)])
+
+    def _plan_of(self, job: TrainingJob) -> LaunchPlan:
+        """Return the plan of an attempt; it is read once, since passes are frequent and a plan names all hosts."""
+        known = self._plans.get(job.name)
+        if known is None or known[0] is not job.plan:
+            known = self._plans[job.name] = job.plan, from_plain(LaunchPlan, job.plan)
+        return known[1]
 
     async def _replace_lost(self, job: TrainingJob, ended: list[str]) -> None:
         """Request hosts in place of lost hosts that have ended, while the other hosts still stop."""

@@ -7,6 +7,7 @@ import contextlib
 
 import pytest
 
+from clary.control.reconcile import reconciler
 from clary.control.reconcile.desks.profile_keeping import keep_profiles
 from clary.control.reconcile.profiler_rules import ProfilerRules
 from clary.testing.control_plane import ControlPlane
@@ -76,3 +77,17 @@ async def test_the_wait_for_jobs_ends_with_the_first_job_and_starts_again_after_
     async with running(plane.hub.wait_for_jobs()) as waiting:
         await timers_at_rest()
         assert not waiting.done()
+
+
+async def test_a_change_after_a_pause_is_handled_at_once_and_the_next_one_waits_for_others(plane, monkeypatch):
+    monkeypatch.setattr(reconciler, "GATHER_S", 0.0)
+    async with running(plane.reconciler.run()):
+        await timers_at_rest()
+        monkeypatch.setattr(reconciler, "GATHER_S", 3600.0)
+        plane.clock.advance(3600)
+        await plane.create("first")
+        await timers_at_rest()
+        assert plane.hub.live_job("first").attempt == 1
+        await plane.create("second")
+        await timers_at_rest()
+        assert plane.hub.live_job("second").attempt == 0, "the next pass comes an hour after the last"

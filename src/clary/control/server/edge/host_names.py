@@ -7,7 +7,8 @@ are always answered, because no name was resolved. Pure.
 
 from __future__ import annotations
 
-import ipaddress
+import contextlib
+import socket
 from collections.abc import Iterable
 
 LOCAL_NAME = "localhost"  # also names that end in it; RFC 6761 section 6.3: the network never resolves these
@@ -66,8 +67,8 @@ def _name_of(host: str) -> str:
 
 
 def _is_number(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name.partition("%")[0])
-    except ValueError:
-        return False
-    return True
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError, ValueError):  # ValueError for a NUL character
+            socket.inet_pton(family, name.partition("%")[0])
+            return True
+    return False
