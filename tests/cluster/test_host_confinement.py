@@ -1,6 +1,7 @@
 """Accesses that the kernel refuses to a host's programs: system calls, keys, files and sockets of the machine."""
 
 import ctypes
+import fcntl
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -380,6 +382,31 @@ def test_unreadable_files_are_searched_again_in_changed_folders(tmp_path, monkey
     assert found() == ["closed", "deep/new", "deep/pipe"], "its folder has not changed"
     assert found(whole_s=0) == found() == ["closed", "deep/new", "deep/pipe", "open"]
     assert subprocess.run(["stat", "-c", "%a", cache], capture_output=True, text=True, check=True).stdout == "700\n"
+
+
+def test_a_search_waits_for_the_running_one_and_takes_its_result(tmp_path, monkeypatch):
+    tree, cache = tmp_path / "tree", tmp_path / "cache"
+    tree.mkdir()
+    (tree / "closed").write_text("")
+    (tree / "closed").chmod(0o600)
+    find_closed(str(tree), skipped=(), cache_folder=str(cache))
+    stored = cache / f"{str(tree).strip('/').replace('/', '-')}.json"
+    os.utime(stored, (0, 0))  # out of date
+    found = []
+    with open(cache / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = threading.Thread(target=lambda: found.append(find_closed(str(tree), skipped=(), cache_folder=cache)))
+        waiting.start()
+        time.sleep(0.2)
+        assert not found
+        stored.write_text('["/found by another"]')
+    waiting.join(10)
+    assert found == [["/found by another"]]
+    stored.unlink()
+    monkeypatch.setattr(closed_files, "_TURN_S", 0.1)
+    with open(cache / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert find_closed(str(tree), skipped=(), cache_folder=str(cache)) == [str(tree / "closed")], "it hangs"
 
 
 def test_symbolic_links_in_the_path_of_a_folder_are_named(tmp_path):

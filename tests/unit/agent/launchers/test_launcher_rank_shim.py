@@ -72,6 +72,27 @@ def test_script_sees_the_world_that_python_shows_it(folder: Path) -> None:
     assert run(folder, PROBE).stdout == run(folder, PROBE, shim=False).stdout
 
 
+def test_a_script_starts_with_hardly_more_modules_than_under_python(folder: Path) -> None:
+    text = "import sys\nprint(*sorted(sys.modules))\n"
+    names = [set(run(folder, text, shim=shim).stdout.split()) for shim in (True, False)]
+    own = {"clary_imports", "clary_jax", "clary_keras", "clary_numpy"}
+    light = {"__future__", "atexit", "importlib", "importlib.machinery", "types", "warnings"}
+    light |= {"importlib._bootstrap", "importlib._bootstrap_external"}
+    assert names[0] - names[1] <= own | light, "each rank of each job pays for every other import"
+
+
+def test_a_failure_is_told_although_the_program_has_modules_named_as_those_of_the_standard_library(
+    folder: Path,
+) -> None:
+    for name in ("json", "traceback", "runpy"):
+        (folder / "work" / f"{name}.py").write_text("raise RuntimeError('the program imports it never')")
+    (folder / "errors").mkdir()
+    environment = {"PATH": "/usr/bin:/bin", "CLARY_ERRORS_FOLDER": str(folder / "errors")}
+    done = run(folder, "raise ValueError('no data')", env=environment)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ValueError: no data"
+
+
 def test_module_sees_the_world_that_python_shows_it(folder: Path) -> None:
     package = folder / "work" / "pkg"
     package.mkdir()

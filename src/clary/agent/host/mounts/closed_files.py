@@ -15,11 +15,12 @@ the background while the job is prepared (`refresh`).
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import stat
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 CACHE_FOLDER = "/var/cache/clary"
@@ -27,6 +28,8 @@ UNCACHED = ("/etc",)
 FRESH_S = 10.0  # programs may see files created in /usr within this time
 WHOLE_S = 600.0  # programs may see files of /usr whose mode was changed within this time
 _JUST_NOW_S = 1.0  # agents of several hosts start at the same moment
+_TURN_S = 10.0  # a first search of a machine takes a few seconds
+_TURN_LOOK_S = 0.005
 _OPEN_FOLDER = 0o005
 _RACY_NS = 2_000_000_000  # a folder may change again within one tick of its clock without a new time
 
@@ -56,8 +59,13 @@ def find_closed(
     known, age_s = _read(f"{cache}.json")
     if isinstance(known, list) and 0 <= age_s < fresh_s:
         return known
-    closed = known if isinstance(known, list) else []
-    return _look_again(folder, skipped, cache=cache, closed=closed, whole_s=whole_s)
+    with _turn(cache_folder) as has_waited:
+        if has_waited:
+            known, age_s = _read(f"{cache}.json")
+            if isinstance(known, list) and 0 <= age_s < fresh_s:
+                return known
+        closed = known if isinstance(known, list) else []
+        return _look_again(folder, skipped, cache=cache, closed=closed, whole_s=whole_s)
 
 
 def refresh(folder: str, *, skipped: Collection[str], cache_folder: str = CACHE_FOLDER) -> None:
@@ -66,11 +74,39 @@ def refresh(folder: str, *, skipped: Collection[str], cache_folder: str = CACHE_
     Args: as `find_closed`.
     """
     cache = f"{cache_folder}/{folder.strip('/').replace('/', '-')}"
-    known, age_s = _read(f"{cache}.json")
-    if isinstance(known, list) and 0 <= age_s < _JUST_NOW_S:
+    with _turn(cache_folder):
+        known, age_s = _read(f"{cache}.json")
+        if isinstance(known, list) and 0 <= age_s < _JUST_NOW_S:
+            return
+        closed = known if isinstance(known, list) else []
+        _look_again(folder, skipped, cache=cache, closed=closed, whole_s=WHOLE_S)
+
+
+@contextlib.contextmanager
+def _turn(cache_folder: str) -> Iterator[bool]:
+    """Wait while another process searches, for `_TURN_S` at most; yield whether this process has waited.
+
+    Without the wait each of the hosts that start at the same moment would search all folders.
+    """
+    has_waited = False
+    try:
+        os.makedirs(cache_folder, mode=0o700, exist_ok=True)
+        lock = os.open(f"{cache_folder}/lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:  # without a cache each process searches
+        yield has_waited
         return
-    closed = known if isinstance(known, list) else []
-    _look_again(folder, skipped, cache=cache, closed=closed, whole_s=WHOLE_S)
+    try:
+        deadline_s = time.monotonic() + _TURN_S
+        while time.monotonic() < deadline_s:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                has_waited = True
+                time.sleep(_TURN_LOOK_S)
+        yield has_waited
+    finally:
+        os.close(lock)
 
 
 def _look_again(folder: str, skipped: Collection[str], *, cache: str, closed: list[str], whole_s: float) -> list[str]:

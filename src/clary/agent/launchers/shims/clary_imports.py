@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+
+TYPE_CHECKING = False  # as in `typing`; the imports below would take longer than the start of the interpreter
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.abc import Loader
 
 
 def when_imported(name: str, act: Callable[[types.ModuleType], object]) -> None:
@@ -25,7 +28,7 @@ def when_imported(name: str, act: Callable[[types.ModuleType], object]) -> None:
         sys.meta_path.insert(0, ImportFinder(name, act))
 
 
-class ImportFinder(MetaPathFinder):
+class ImportFinder:
     """Intercepts the import of one module, once; other finders handle all other modules."""
 
     def __init__(self, name: str, act: Callable[[types.ModuleType], object]) -> None:
@@ -44,11 +47,11 @@ class ImportFinder(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._act)
+            spec.loader = _Loader(spec.loader, self._act)  # type: ignore[assignment]
         return spec
 
 
-class _Loader(Loader):
+class _Loader:
     """Loads a module with its original loader, restores that loader in the spec, and calls the function."""
 
     def __init__(self, loader: Loader, act: Callable[[types.ModuleType], object]) -> None:

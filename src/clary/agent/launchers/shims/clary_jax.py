@@ -19,8 +19,11 @@ import importlib
 import os
 import sys
 import types
-from collections.abc import Sequence
-from typing import Any
+
+TYPE_CHECKING = False  # as in `typing`; see `clary_imports`
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
 
 _MODULE = "jax._src.clusters"
 _ADDRESS = "JAX_COORDINATOR_ADDRESS"

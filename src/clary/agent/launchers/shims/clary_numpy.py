@@ -13,7 +13,10 @@ import importlib
 import os
 import sys
 import types
-from typing import Any
+
+TYPE_CHECKING = False  # as in `typing`; see `clary_imports`
+if TYPE_CHECKING:
+    from typing import Any
 
 _TOLD = "CLARY_TOLD_NUMPY"  # one process of a program prints the message
 # Name -> Python type or number that it meant. `_SUCCESSORS` below: name -> NumPy's current name.

