@@ -10,10 +10,11 @@ i gradients is
 
     f(0) = 0,  f(i) = min over k < i of  max(r(i), f(k)) + latency + S(k, i)
 
-because an earlier end of a prefix never delays the following buckets. Many plans come close to f(n). `plan_buckets`
-cuts from the back: each bucket is as large as possible while every cut ends at most `slack` after its earliest possible
-end. So there are few buckets, each of which has a cost outside this model, and a little jitter delays no bucket past
-the end.
+because an earlier end of a prefix never delays the following buckets. A reduced bucket is copied back into its
+gradients; of these copies only the last bucket's is not hidden by other reductions, so it is added to the last bucket.
+Many plans come close to the earliest end. `plan_buckets` cuts from the back: each bucket is as large as possible while
+every cut ends at most `slack` after its earliest possible end. So there are few buckets, each of which has a cost
+outside this model, and a little jitter delays no bucket past the end.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from functools import partial
 from itertools import accumulate
 
 MAX_PIECES = 1024  # most pieces for the search, whose time is quadratic; more gradients are joined first
-DEFAULT_SLACK = 0.01  # share of the earliest end
+DEFAULT_SLACK = 0.0025  # share of the earliest end; 0.01 made steps 1 % longer than one bucket a layer (`overlap`)
 _MILLISECONDS = 1e3  # per second
 
 
@@ -43,14 +44,23 @@ class Gradient:
 
 @dataclass(frozen=True)
 class CommunicationCost:
-    """The time to reduce a bucket: `latency_s + bytes / bytes_per_s`."""
+    """The time to reduce a bucket: `latency_s + bytes / bytes_per_s`.
+
+    Args:
+        copy_bytes_per_s: rate at which a reduced bucket is copied back into its gradients.
+    """
 
     latency_s: float
     bytes_per_s: float
+    copy_bytes_per_s: float = math.inf
 
     def seconds(self, num_bytes: float) -> float:
         """Return the seconds of one bucket."""
         return self.latency_s + num_bytes / self.bytes_per_s
+
+    def last_seconds(self, num_bytes: float) -> float:
+        """Return the seconds of the last bucket, with its copy."""
+        return self.seconds(num_bytes) + num_bytes / self.copy_bytes_per_s
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,7 @@ class BucketPlan:
     Args:
         sizes: bytes of each bucket, in the order in which gradients become ready.
         ends: for each bucket, the number of gradients in it and in the buckets before it.
-        end_s: predicted end of the last bucket's reduction, from the beginning of the backward pass.
+        end_s: predicted end of the last bucket's reduction and copy, from the beginning of the backward pass.
         earliest_s: predicted earliest end that any cut could have.
         reason: one sentence, with numbers.
     """
@@ -85,17 +95,18 @@ def plan_buckets(gradients: Sequence[Gradient], cost: CommunicationCost, *, slac
     ready = list(accumulate((piece.ready_s for piece in pieces), max))
     sent = [0, *accumulate(piece.num_bytes for piece in pieces)]
     earliest = _earliest_ends(ready, sent, cost)
-    cuts = _cuts_from_the_back(ready, sent, cost, earliest, slack * earliest[-1])
+    earliest_s = min(_end(ready, sent, cost, earliest, first, len(ready)) for first in range(len(ready)))
+    cuts = _cuts_from_the_back(ready, sent, cost, earliest, earliest_s, slack * earliest_s)
     last_of = list(accumulate(piece.num_gradients for piece in pieces))
     end_s = 0.0
     for first, last in zip([0, *cuts], cuts, strict=False):
-        end_s = max(end_s, ready[last - 1]) + cost.seconds(sent[last] - sent[first])
+        end_s = max(end_s, ready[last - 1]) + _seconds(sent, cost, first, last)
     sizes = tuple(sent[last] - sent[first] for first, last in zip([0, *cuts], cuts, strict=False))
-    return BucketPlan(sizes, tuple(last_of[cut - 1] for cut in cuts), end_s, earliest[-1], _reason(sizes, ready, cost))
+    return BucketPlan(sizes, tuple(last_of[cut - 1] for cut in cuts), end_s, earliest_s, _reason(sizes, ready, cost))
 
 
 def end_of(gradients: Sequence[Gradient], cost: CommunicationCost, first_bytes: int, next_bytes: int) -> float:
-    """Predict the end of communication, in seconds, for buckets that close at given sizes.
+    """Predict the end of communication and of the last copy, in seconds, for buckets that close at given sizes.
 
     Buckets are reduced one after another, each once its last gradient is ready.
 
@@ -106,14 +117,16 @@ def end_of(gradients: Sequence[Gradient], cost: CommunicationCost, first_bytes: 
         next_bytes: size at which each later bucket closes.
     """
     end_s = ready_s = 0.0
-    num_bytes, cap = 0, first_bytes
+    num_bytes, last_bytes, cap = 0, 0, first_bytes
     for gradient in gradients:
         num_bytes += gradient.num_bytes
         ready_s = max(ready_s, gradient.ready_s)
         if num_bytes >= cap:
             end_s = max(end_s, ready_s) + cost.seconds(num_bytes)
-            num_bytes, cap = 0, next_bytes
-    return max(end_s, ready_s) + cost.seconds(num_bytes) if num_bytes else end_s
+            num_bytes, last_bytes, cap = 0, num_bytes, next_bytes
+    if num_bytes:
+        return max(end_s, ready_s) + cost.last_seconds(num_bytes)
+    return end_s + last_bytes / cost.copy_bytes_per_s
 
 
 def plan_caps(gradients: Sequence[Gradient], cost: CommunicationCost) -> tuple[int, int]:
@@ -143,7 +156,8 @@ def _check(gradients: Sequence[Gradient], cost: CommunicationCost, slack: float)
     if not gradients:
         raise ValueError("no gradients to plan buckets for: expected one or more")
     numbers = [cost.latency_s, slack, *(gradient.ready_s for gradient in gradients)]
-    if not all(0 <= number < math.inf for number in numbers) or not 0 < cost.bytes_per_s < math.inf:
+    has_rates = 0 < cost.bytes_per_s < math.inf and cost.copy_bytes_per_s > 0
+    if not all(0 <= number < math.inf for number in numbers) or not has_rates:
         raise ValueError(f"expected finite times of 0 or more and a rate above 0, got {cost}, slack {slack}")
     if any(gradient.num_bytes < 0 for gradient in gradients):
         raise ValueError("expected gradients of 0 bytes or more")
@@ -176,17 +190,22 @@ def _earliest_ends(ready: list[float], sent: list[int], cost: CommunicationCost)
 
 
 def _cuts_from_the_back(
-    ready: list[float], sent: list[int], cost: CommunicationCost, earliest: list[float], slack_s: float
+    ready: list[float],
+    sent: list[int],
+    cost: CommunicationCost,
+    earliest: list[float],
+    earliest_s: float,
+    slack_s: float,
 ) -> list[int]:
     """Return the number of pieces before each cut; the last cut is after all pieces."""
     cuts = [len(ready)]
-    deadline_s = earliest[-1] + slack_s
+    deadline_s = earliest_s + slack_s
     while (last := cuts[-1]) > 0:
         in_time = (k for k in range(last) if _end(ready, sent, cost, earliest, k, last) <= deadline_s)
         first = next(in_time, None)
         if first is None:  # happens only through rounding: the cut after `earliest` ends by the deadline
             first = min(range(last), key=partial(_end, ready, sent, cost, earliest, last=last))
-        deadline_s = min(deadline_s - cost.seconds(sent[last] - sent[first]), earliest[first] + slack_s)
+        deadline_s = min(deadline_s - _seconds(sent, cost, first, last), earliest[first] + slack_s)
         cuts.append(first)
     return cuts[-2::-1]
 
@@ -195,7 +214,13 @@ def _end(
     ready: list[float], sent: list[int], cost: CommunicationCost, earliest: list[float], first: int, last: int
 ) -> float:
     """Return the earliest end of one bucket with the pieces after `first` up to `last`."""
-    return max(ready[last - 1], earliest[first]) + cost.seconds(sent[last] - sent[first])
+    return max(ready[last - 1], earliest[first]) + _seconds(sent, cost, first, last)
+
+
+def _seconds(sent: list[int], cost: CommunicationCost, first: int, last: int) -> float:
+    """Return the seconds of the bucket with the pieces after `first` up to `last`."""
+    seconds = cost.last_seconds if last == len(sent) - 1 else cost.seconds
+    return seconds(sent[last] - sent[first])
 
 
 def _reason(sizes: tuple[int, ...], ready: list[float], cost: CommunicationCost) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,10 @@ from clary.train.collective.buckets import (
 )
 
 _COSTS = st.builds(
-    CommunicationCost, latency_s=st.sampled_from([0.0, 0.001, 0.01, 0.5]), bytes_per_s=st.sampled_from([10.0, 1e3, 1e5])
+    CommunicationCost,
+    latency_s=st.sampled_from([0.0, 0.001, 0.01, 0.5]),
+    bytes_per_s=st.sampled_from([10.0, 1e3, 1e5]),
+    copy_bytes_per_s=st.sampled_from([100.0, 1e4, math.inf]),
 )
 _GRADIENTS = st.lists(
     st.builds(Gradient, num_bytes=st.integers(0, 400), ready_s=st.floats(0, 3, allow_nan=False)), min_size=1, max_size=8
@@ -32,6 +36,8 @@ def _end(gradients: Sequence[Gradient], cost: CommunicationCost, cuts: Sequence[
     for last in cuts:
         ready_s = max(gradient.ready_s for gradient in gradients[:last])
         end_s = max(end_s, ready_s) + cost.seconds(sum(gradient.num_bytes for gradient in gradients[first:last]))
+        if last == len(gradients):
+            end_s += sum(gradient.num_bytes for gradient in gradients[first:]) / cost.copy_bytes_per_s
         first = last
     return end_s
 
@@ -73,7 +79,8 @@ def test_every_bucket_of_a_plan_ends_about_as_early_as_it_can(
     plan = plan_buckets(gradients, cost, slack=slack)
     for count in range(1, len(plan.ends) + 1):
         prefix = gradients[: plan.ends[count - 1]]
-        earliest_s = min(_end(prefix, cost, cuts) for cuts in _all_cuts(len(prefix)))
+        of_prefix = cost if len(prefix) == len(gradients) else replace(cost, copy_bytes_per_s=math.inf)
+        earliest_s = min(_end(prefix, of_prefix, cuts) for cuts in _all_cuts(len(prefix)))
         assert _end(gradients, cost, plan.ends[:count]) <= (earliest_s + slack * plan.earliest_s) * (1 + 1e-9)
 
 
@@ -98,6 +105,15 @@ def test_a_slow_start_of_messages_makes_fewer_buckets() -> None:
     assert counts[-1] < counts[0]
 
 
+def test_a_slow_copy_makes_the_last_bucket_smaller() -> None:
+    layers = [Gradient(1 << 20, 0.005 * (index + 1)) for index in range(32)]
+    last = [
+        plan_buckets(layers, CommunicationCost(0.00014, 121e6, rate)).sizes[-1] for rate in (1e8, 1e9, 1e10, math.inf)
+    ]
+    assert last == sorted(last)
+    assert last[0] < last[-1]
+
+
 def test_many_gradients_are_planned_in_pieces() -> None:
     gradients = [Gradient(100, 1e-5 * index) for index in range(4 * MAX_PIECES)]
     plan = plan_buckets(gradients, CommunicationCost(1e-4, 1e7))
@@ -120,7 +136,8 @@ def test_caps_close_buckets_as_torch_does_and_none_tried_is_better(
             num_bytes, cap = 0, rest
     if num_bytes:
         cuts.append(len(gradients))
-    assert end_of(gradients, cost, first, rest) == pytest.approx(_end(gradients, cost, cuts))
+    closed = gradients[: cuts[-1]] if cuts else []  # without empty gradients after the last bucket
+    assert end_of(gradients, cost, first, rest) == pytest.approx(_end(closed, cost, cuts))
     powers = [1 << bits for bits in range(12)]
     best_s = min(end_of(gradients, cost, *pair) for pair in itertools.product(powers, powers) if pair[0] <= pair[1])
     assert end_of(gradients, cost, first, rest) <= best_s * (1 + 1e-9)
@@ -134,6 +151,7 @@ def test_caps_close_buckets_as_torch_does_and_none_tried_is_better(
         ([Gradient(1, math.nan)], CommunicationCost(0, 1)),
         ([Gradient(1, 0)], CommunicationCost(-1, 1)),
         ([Gradient(1, 0)], CommunicationCost(0, 0)),
+        ([Gradient(1, 0)], CommunicationCost(0, 1, 0)),
     ],
 )
 def test_what_makes_no_sense_is_refused(gradients: list[Gradient], cost: CommunicationCost) -> None:

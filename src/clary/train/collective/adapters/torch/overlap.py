@@ -28,6 +28,7 @@ MEASURED_STEPS = 3
 _SMALL_BYTES = 4096
 _LARGE_BYTES = 1 << 20  # of a sample for the rate; a burst is no more than the model's bytes
 _BURST = 4
+_COPIED_BYTES = 16 << 20  # more than most caches hold
 _NUM_SAMPLES = 5
 _FLOAT_BYTES = 4
 _LEAST_S = 1e-9  # between the times of the two samples, if noise reversed them
@@ -215,7 +216,7 @@ def _takes_list(model: DistributedDataParallel) -> bool:
 
 
 def _measure_cost(group: Any, model_bytes: int) -> CommunicationCost:
-    """Time reductions of two sizes, several at once as on a busy network; the slowest rank's times count."""
+    """Time reductions of two sizes, several at once as on a busy network, and a copy; the slowest rank counts."""
     sizes = (_SMALL_BYTES, max(min(_LARGE_BYTES, model_bytes // _BURST), 2 * _SMALL_BYTES))
     medians = []
     for num_bytes in sizes:
@@ -229,10 +230,24 @@ def _measure_cost(group: Any, model_bytes: int) -> CommunicationCost:
                 future.wait()
             taken.append((time.perf_counter() - began) / _BURST)
         medians.append(statistics.median(taken))
-    seconds = torch.tensor(medians, dtype=torch.float64)
+    copied_bytes = min(_COPIED_BYTES, model_bytes)
+    seconds = torch.tensor([*medians, _copy_s(copied_bytes)], dtype=torch.float64)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX, group=group)
-    small_s, large_s = seconds.tolist()
-    return CommunicationCost(small_s, (sizes[1] - sizes[0]) / max(large_s - small_s, _LEAST_S))
+    small_s, large_s, copy_s = seconds.tolist()
+    rate = (sizes[1] - sizes[0]) / max(large_s - small_s, _LEAST_S)
+    return CommunicationCost(small_s, rate, max(copied_bytes, 1) / max(copy_s, _LEAST_S))
+
+
+def _copy_s(num_bytes: int) -> float:
+    """Return the seconds of a copy between tensors that no cache holds."""
+    source = torch.zeros(max(num_bytes // _FLOAT_BYTES, 1))
+    taken = []
+    for _ in range(_NUM_SAMPLES):
+        target = torch.empty_like(source).fill_(1.0)
+        began = time.perf_counter()
+        target.copy_(source)
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
 
 
 def _num_bytes(parameter: torch.Tensor) -> int:
