@@ -129,6 +129,9 @@ def _as_frame(words):
 @pytest.mark.long
 def test_a_running_job_has_no_suspects_and_its_dump_is_available_as_json(service, job_with, aws):
     name = job_with("nobody")
+    never = service.clary("dump", name, "--last", check=False)
+    assert (never.returncode, never.stdout) == (3, "")
+    assert f"{name} has no dump; none was taken" in never.stderr
     answer = json.loads(service.clary("dump", name, "--json").stdout)
     assert [item for item in answer["autopsy"]["suspicions"] if item["weight"] == "suspect"] == []
     assert answer["missing"] == []

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from clary.base.errors import EngineError
 from clary.base.processes import ProcessId
 from clary.contract.launch_plan import Isolation
 from clary.control.engines.local import anchors, attempt_record, cleaning, isolation, killing
+from clary.control.engines.local.cleaning import CGROUP_FAMILY
 from clary.control.engines.local.machine_facts import free_memory_bytes, measure_machine
 from clary.control.engines.local.network.network_building import hardware_address
 from clary.control.engines.local.network.network_spec import RelaySpec
@@ -61,9 +63,27 @@ def test_trees_are_removed_logs_are_kept_and_links_are_not_followed(tmp_path):
     assert cleaning.remove_trees(host) == []
 
 
-def test_cgroups_are_searched_only_below_the_given_cgroups_and_their_ancestors(tmp_path):
-    assert cleaning.host_cgroups([str(tmp_path)], ["job-1-algo-1"]) == []
-    assert all(place.startswith("/") and Path(place).is_dir() for place in cleaning.own_cgroup_places())
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes cgroups")
+def test_cgroups_of_hosts_are_found_below_the_given_cgroups_and_their_ancestors(tmp_path):
+    places = [Path(place) for place in cleaning.own_cgroup_places()]
+    assert places
+    assert all(place.is_dir() for place in places)
+    name = f"clary-test-{os.getpid()}-algo-1"
+    folder = places[0] / CGROUP_FAMILY / name
+    had_family = folder.parent.is_dir()
+    folder.mkdir(parents=True)
+    try:
+        assert cleaning.host_cgroups([str(places[0] / "a" / "b")], [name, "another-algo-1"]) == [str(folder)]
+        assert cleaning.host_cgroups(map(str, places), [name]) == [str(folder)]
+        assert cleaning.host_cgroups([str(tmp_path)], [name]) == []
+    finally:
+        folder.rmdir()
+        if not had_family:
+            with contextlib.suppress(OSError):  # a service that another test has started uses it by now
+                folder.parent.rmdir()
+    (tmp_path / CGROUP_FAMILY / name).mkdir(parents=True)
+    assert cleaning.host_cgroups([str(tmp_path)], [name]) == [], "no folder outside of the kernel's is a cgroup"
 
 
 def write_files(root, files):
