@@ -297,7 +297,8 @@ def _import_library(late_folder: str) -> None:
         if _calls_backends():
             sys.modules["clary.train.steps.torch_hooks"].install()
     except Exception:  # noqa: BLE001 - a torch with other internals: ranks import the modules, and report the error
-        for name in [name for name in sys.modules if name.partition(".")[0] in ("clary", "clary_autoload")]:
+        own = {name.partition(".")[0] for name in _LIBRARY_MODULES}
+        for name in [name for name in sys.modules if name.partition(".")[0] in own]:
             del sys.modules[name]
     finally:
         sys.path.remove(compat)

@@ -142,7 +142,7 @@ class Reconciler:
                 await (self._granter or self.launcher).start_waiting_jobs()
         except Exception:  # boundary: the loop continues with running jobs
             log.exception("waiting jobs: this pass failed; the next one tries again")
-        names = [job.name for job in self._hub.active_jobs()]
+        names = dict.fromkeys(job.name for job in self._hub.active_jobs())
         self._plans = {name: plan for name, plan in self._plans.items() if name in names}
         for name in names:
             # Reload: the job may meanwhile have been released, deleted and created again.

@@ -135,19 +135,6 @@ def wrap_operators(calls: CollectiveCalls, clock_here: ClockHere) -> None:
         _log.debug("functional collectives are not recorded: %s", error)
 
 
-def look_up_operators() -> None:
-    """Have torch create the operators that `wrap_operators` replaces; otherwise each is created at its first use.
-
-    Where: an interpreter from which ranks are forked calls it once for all of them. torch must be imported.
-    """
-    torch = sys.modules["torch"]
-    names = [(namespace, name) for namespace in _NAMESPACES for name in _OPERATORS]
-    for namespace, name in (*names, _WAIT, _DTENSOR):
-        packet = getattr(getattr(torch.ops, namespace), name, None)
-        for overload in () if packet is None else packet.overloads():
-            getattr(packet, overload)
-
-
 def _wrap_all(torch: Any, calls: CollectiveCalls, clock_here: ClockHere) -> None:
     asked = _Torch(torch)
     _wrap(torch, *_WAIT, calls, lambda function: _timed_wait(function, calls, asked, clock_here))

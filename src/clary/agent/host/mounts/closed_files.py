@@ -59,11 +59,10 @@ def find_closed(
     known, age_s = _read(f"{cache}.json")
     if isinstance(known, list) and 0 <= age_s < fresh_s:
         return known
-    with _turn(cache_folder) as has_waited:
-        if has_waited:
-            known, age_s = _read(f"{cache}.json")
-            if isinstance(known, list) and 0 <= age_s < fresh_s:
-                return known
+    with _turn(cache_folder):
+        known, age_s = _read(f"{cache}.json")
+        if isinstance(known, list) and 0 <= age_s < fresh_s:
+            return known
         closed = known if isinstance(known, list) else []
         return _look_again(folder, skipped, cache=cache, closed=closed, whole_s=whole_s)
 
@@ -83,17 +82,16 @@ def refresh(folder: str, *, skipped: Collection[str], cache_folder: str = CACHE_
 
 
 @contextlib.contextmanager
-def _turn(cache_folder: str) -> Iterator[bool]:
-    """Wait while another process searches, for `_TURN_S` at most; yield whether this process has waited.
+def _turn(cache_folder: str) -> Iterator[None]:
+    """Wait while another process searches, for `_TURN_S` at most.
 
     Without the wait each of the hosts that start at the same moment would search all folders.
     """
-    has_waited = False
     try:
         os.makedirs(cache_folder, mode=0o700, exist_ok=True)
         lock = os.open(f"{cache_folder}/lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:  # without a cache each process searches
-        yield has_waited
+        yield
         return
     try:
         deadline_s = time.monotonic() + _TURN_S
@@ -102,9 +100,8 @@ def _turn(cache_folder: str) -> Iterator[bool]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except OSError:
-                has_waited = True
                 time.sleep(_TURN_LOOK_S)
-        yield has_waited
+        yield
     finally:
         os.close(lock)
 
