@@ -104,7 +104,7 @@ def become_rank() -> _Program:
     path = list(sys.path)
     # Only the program may import its own modules: they may still be incomplete.
     sys.path[:] = [folder for folder in path if not _is_within(folder, late_folder)]
-    reason = _import(("atexit", "runpy", "traceback", *names))  # also the late imports of the rank shim
+    reason = _import(("atexit", "runpy", *names))  # also the late imports of the rank shim
     if not reason:
         _import_library(late_folder)
         reason = _why_unfit(own_descriptors)

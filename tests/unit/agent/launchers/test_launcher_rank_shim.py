@@ -1,11 +1,13 @@
 """`clary_rank`: programs behave as under python itself, and an abort of torch at exit does not hide success."""
 
 import ast
+import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -84,13 +86,22 @@ def test_a_script_starts_with_hardly_more_modules_than_under_python(folder: Path
 def test_a_failure_is_told_although_the_program_has_modules_named_as_those_of_the_standard_library(
     folder: Path,
 ) -> None:
-    for name in ("json", "traceback", "runpy"):
-        (folder / "work" / f"{name}.py").write_text("raise RuntimeError('the program imports it never')")
-    (folder / "errors").mkdir()
+    for name in ("json", "traceback", "runpy", "signal", "threading"):
+        (folder / "work" / f"{name}.py").write_text("open('was-run', 'w').close()")
     environment = {"PATH": "/usr/bin:/bin", "CLARY_ERRORS_FOLDER": str(folder / "errors")}
-    done = run(folder, "raise ValueError('no data')", env=environment)
+    text = 'a "quoted" \\\\ path, \\n, \\x00, \u00e9 \U0001f40c \ud800'
+    done = run(folder, f"raise ValueError({text!a})", env=environment)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "ValueError: no data"
+    assert "ValueError: a " in done.stderr
+    (record,) = (folder / "errors").iterdir()
+    told = json.loads(record.read_text())
+    assert (told["rank"], told["text"]) == (None, f"ValueError: {text}")
+    assert abs(told["at"] - time.time()) < 60
+    text = "import atexit\natexit.register(lambda: 1 / 0)\nraise KeyboardInterrupt"
+    done = run(folder, text, env=environment)
+    assert done.returncode == -signal.SIGINT
+    assert "ZeroDivisionError" in done.stderr
+    assert not (folder / "work" / "was-run").exists(), "a file of the program was run that it never imports"
 
 
 def test_module_sees_the_world_that_python_shows_it(folder: Path) -> None:

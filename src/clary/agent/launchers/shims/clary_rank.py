@@ -143,12 +143,12 @@ def _run_script(script: str, arguments: list[str]) -> None:
 
 
 def _run_module(name: str, arguments: list[str]) -> None:
+    import runpy  # imported late: saves 1 ms of a script; before the path has the working folder
+
     sys.argv = ["-m", *arguments]
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.getcwd()
     _new_main()
-    import runpy  # imported late: saves 1 ms of a script
-
     run = getattr(runpy, "_run_module_as_main", None)  # the function that `python -m` itself calls
     if run is None:
         runpy.run_module(name, run_name="__main__", alter_sys=True)
@@ -192,12 +192,10 @@ def _show(error: BaseException) -> int:
     except SystemExit as leaving:
         return _exit_code(leaving)
     except BaseException:  # noqa: BLE001 - a hook that fails must not hide what it was called for
-        import traceback  # imported late: saves 4 ms of every rank
-
         print("Error in sys.excepthook:", file=sys.stderr)
-        traceback.print_exc()
+        sys.__excepthook__(*sys.exc_info())
         print("\nOriginal exception was:", file=sys.stderr)
-        traceback.print_exception(type(error), error, trace)
+        sys.__excepthook__(type(error), error, trace)
     return 1
 
 
@@ -211,17 +209,29 @@ def _leave_word(name: str, message: str) -> None:
         return
     rank = os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or ""
     text = (f"{name}: {message}" if message else name)[:MAX_ERROR_CHARACTERS]
-    record = {"rank": int(rank) if rank.isdecimal() else None, "at": time.time(), "text": text}
+    number = int(rank) if rank.isdecimal() else "null"
+    record = f'{{"rank": {number}, "at": {time.time()!r}, "text": {_quoted(text)}}}'
     path = os.path.join(folder, f"{rank if rank.isdecimal() else 'program'}-{os.getpid()}.json")
     try:
-        import json  # imported late: saves 12 ms of every rank
-
         os.makedirs(folder, exist_ok=True)
-        with open(path + ".part", "w", encoding="utf-8", errors="backslashreplace") as file:
-            json.dump(record, file)
+        with open(path + ".part", "w", encoding="ascii") as file:
+            file.write(record)
         os.replace(path + ".part", path)
-    except Exception:  # noqa: BLE001, S110 - a full disk, or a json of the program's own: then only the log has the error
-        pass
+    except OSError:
+        pass  # for example a full disk: then only the log has the traceback
+
+
+def _quoted(text: str) -> str:
+    """Return `text` as a JSON string in ASCII.
+
+    The import of json would cost every rank 12 ms, and a late import could run a file json.py of the program.
+    """
+    units = text.encode("utf-16-be", "surrogatepass")
+    pairs = zip(units[::2], units[1::2])
+    plain = frozenset(range(ord(" "), ord("~") + 1)) - frozenset(b'"\\')
+    return (
+        '"' + "".join(chr(low) if not high and low in plain else f"\\u{high:02x}{low:02x}" for high, low in pairs) + '"'
+    )
 
 
 def _leave(code: int, is_interrupted: bool) -> None:
@@ -242,10 +252,10 @@ def _leave(code: int, is_interrupted: bool) -> None:
         code = _FLUSH_FAILED_CODE
     _flush_c()
     if is_interrupted:
-        import signal  # imported late: saves 8 ms of every rank
+        import _signal  # type: ignore[import-not-found]  # loaded already; `signal` takes 8 ms, and the program may have a file of that name
 
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+        os.kill(os.getpid(), _signal.SIGINT)
     os._exit(code)
 
 
@@ -253,9 +263,7 @@ def _finish(act: Callable[[], object]) -> None:
     try:
         act()
     except BaseException:  # noqa: BLE001 - as Python: shown, and the end goes on
-        import traceback  # imported late: saves 4 ms of every rank
-
-        traceback.print_exc()
+        sys.__excepthook__(*sys.exc_info())
 
 
 def _destroy_process_group() -> None:
