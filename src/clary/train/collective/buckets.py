@@ -4,17 +4,18 @@ Pure: no clock, no framework. `adapters.torch.overlap` measures the inputs and r
 Equal inputs give equal plans, so ranks that agree on their measurements agree on their buckets.
 
 Gradients become ready one after the other during the backward pass; a bucket is sent when its last gradient is ready
-and the previous bucket has been sent, and takes `latency_s + bytes / bytes_per_s`. With r(i) the time at which the
-first i gradients are ready, and S(k, i) the seconds on the wire of gradients k + 1 to i, the earliest end of the first
-i gradients is
+and the previous bucket has been sent. On an idle link it takes `latency_s + bytes / bytes_per_s`; behind another bucket
+its latency passes while the other is on the link. With r(i) the time at which the first i gradients are ready, and
+S(k, i) the seconds on the wire of gradients k + 1 to i, the earliest end of the first i gradients is
 
-    f(0) = 0,  f(i) = min over k < i of  max(r(i), f(k)) + latency + S(k, i)
+    f(0) = 0,  f(i) = min over k < i of  max(r(i) + latency + S(k, i), f(k) + max(latency, S(k, i)))
 
 because an earlier end of a prefix never delays the following buckets. A reduced bucket is copied back into its
 gradients; of these copies only the last bucket's is not hidden by other reductions, so it is added to the last bucket.
 Many plans come close to the earliest end. `plan_buckets` cuts from the back: each bucket is as large as possible while
 every cut ends at most `slack` after its earliest possible end. So there are few buckets, each of which has a cost
-outside this model, and a little jitter delays no bucket past the end.
+outside this model, and a little jitter delays no bucket past the end. The last bucket gets no slack: its copy delays
+every step.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 
 MAX_PIECES = 1024  # most pieces for the search, whose time is quadratic; more gradients are joined first
 DEFAULT_SLACK = 0.0025  # share of the earliest end; 0.01 made steps 1 % longer than one bucket a layer (`overlap`)
+_ROUNDING = 1e-12  # as a share: ends that differ by less are equal
 _MILLISECONDS = 1e3  # per second
 
 
@@ -44,9 +45,10 @@ class Gradient:
 
 @dataclass(frozen=True)
 class CommunicationCost:
-    """The time to reduce a bucket: `latency_s + bytes / bytes_per_s`.
+    """The time to reduce a bucket: `latency_s + bytes / bytes_per_s` on an idle link.
 
     Args:
+        latency_s: also the least time between the ends of two buckets.
         copy_bytes_per_s: rate at which a reduced bucket is copied back into its gradients.
     """
 
@@ -54,13 +56,19 @@ class CommunicationCost:
     bytes_per_s: float
     copy_bytes_per_s: float = math.inf
 
-    def seconds(self, num_bytes: float) -> float:
-        """Return the seconds of one bucket."""
-        return self.latency_s + num_bytes / self.bytes_per_s
+    def end_s(self, num_bytes: float, ready_s: float, previous_end_s: float) -> float:
+        """Return when the reduction of a bucket ends.
 
-    def last_seconds(self, num_bytes: float) -> float:
-        """Return the seconds of the last bucket, with its copy."""
-        return self.seconds(num_bytes) + num_bytes / self.copy_bytes_per_s
+        Args:
+            ready_s: when its last gradient is ready.
+            previous_end_s: when the reduction before it ends; 0 for the first.
+        """
+        wire_s = num_bytes / self.bytes_per_s
+        return max(ready_s + self.latency_s + wire_s, previous_end_s + max(self.latency_s, wire_s))
+
+    def copy_s(self, num_bytes: float) -> float:
+        """Return the seconds of a bucket's copy."""
+        return num_bytes / self.copy_bytes_per_s
 
 
 @dataclass(frozen=True)
@@ -95,12 +103,12 @@ def plan_buckets(gradients: Sequence[Gradient], cost: CommunicationCost, *, slac
     ready = list(accumulate((piece.ready_s for piece in pieces), max))
     sent = [0, *accumulate(piece.num_bytes for piece in pieces)]
     earliest = _earliest_ends(ready, sent, cost)
-    earliest_s = min(_end(ready, sent, cost, earliest, first, len(ready)) for first in range(len(ready)))
+    earliest_s = min(_end(ready, sent, cost, earliest[first], first, len(ready)) for first in range(len(ready)))
     cuts = _cuts_from_the_back(ready, sent, cost, earliest, earliest_s, slack * earliest_s)
     last_of = list(accumulate(piece.num_gradients for piece in pieces))
     end_s = 0.0
     for first, last in zip([0, *cuts], cuts, strict=False):
-        end_s = max(end_s, ready[last - 1]) + _seconds(sent, cost, first, last)
+        end_s = _end(ready, sent, cost, end_s, first, last)
     sizes = tuple(sent[last] - sent[first] for first, last in zip([0, *cuts], cuts, strict=False))
     return BucketPlan(sizes, tuple(last_of[cut - 1] for cut in cuts), end_s, earliest_s, _reason(sizes, ready, cost))
 
@@ -122,11 +130,11 @@ def end_of(gradients: Sequence[Gradient], cost: CommunicationCost, first_bytes: 
         num_bytes += gradient.num_bytes
         ready_s = max(ready_s, gradient.ready_s)
         if num_bytes >= cap:
-            end_s = max(end_s, ready_s) + cost.seconds(num_bytes)
+            end_s = cost.end_s(num_bytes, ready_s, end_s)
             num_bytes, last_bytes, cap = 0, num_bytes, next_bytes
     if num_bytes:
-        return max(end_s, ready_s) + cost.last_seconds(num_bytes)
-    return end_s + last_bytes / cost.copy_bytes_per_s
+        return cost.end_s(num_bytes, ready_s, end_s) + cost.copy_s(num_bytes)
+    return end_s + cost.copy_s(last_bytes)
 
 
 def plan_caps(gradients: Sequence[Gradient], cost: CommunicationCost) -> tuple[int, int]:
@@ -184,7 +192,7 @@ def _earliest_ends(ready: list[float], sent: list[int], cost: CommunicationCost)
     earliest = [0.0]
     for last in range(1, len(sent)):
         earliest.append(
-            min(max(ready[last - 1], earliest[first]) + cost.seconds(sent[last] - sent[first]) for first in range(last))
+            min(cost.end_s(sent[last] - sent[first], ready[last - 1], earliest[first]) for first in range(last))
         )
     return earliest
 
@@ -201,26 +209,30 @@ def _cuts_from_the_back(
     cuts = [len(ready)]
     deadline_s = earliest_s + slack_s
     while (last := cuts[-1]) > 0:
-        in_time = (k for k in range(last) if _end(ready, sent, cost, earliest, k, last) <= deadline_s)
+        ends = [_end(ready, sent, cost, earliest[first], first, last) for first in range(last)]
+        latest_s = deadline_s if len(cuts) > 1 else earliest_s * (1 + _ROUNDING)
+        in_time = (first for first, end_s in enumerate(ends) if end_s <= latest_s)
         first = next(in_time, None)
         if first is None:  # happens only through rounding: the cut after `earliest` ends by the deadline
-            first = min(range(last), key=partial(_end, ready, sent, cost, earliest, last=last))
-        deadline_s = min(deadline_s - _seconds(sent, cost, first, last), earliest[first] + slack_s)
+            first = ends.index(min(ends))
+        num_bytes = sent[last] - sent[first]
+        queued_s = cost.end_s(num_bytes, -math.inf, 0.0) + _copy_s(sent, cost, first, last)
+        deadline_s = min(deadline_s - queued_s, earliest[first] + slack_s)
         cuts.append(first)
     return cuts[-2::-1]
 
 
 def _end(
-    ready: list[float], sent: list[int], cost: CommunicationCost, earliest: list[float], first: int, last: int
+    ready: list[float], sent: list[int], cost: CommunicationCost, previous_end_s: float, first: int, last: int
 ) -> float:
-    """Return the earliest end of one bucket with the pieces after `first` up to `last`."""
-    return max(ready[last - 1], earliest[first]) + _seconds(sent, cost, first, last)
+    """Return the end of the bucket with the pieces after `first` up to `last`."""
+    end_s = cost.end_s(sent[last] - sent[first], ready[last - 1], previous_end_s)
+    return end_s + _copy_s(sent, cost, first, last)
 
 
-def _seconds(sent: list[int], cost: CommunicationCost, first: int, last: int) -> float:
-    """Return the seconds of the bucket with the pieces after `first` up to `last`."""
-    seconds = cost.last_seconds if last == len(sent) - 1 else cost.seconds
-    return seconds(sent[last] - sent[first])
+def _copy_s(sent: list[int], cost: CommunicationCost, first: int, last: int) -> float:
+    """Return the seconds of a bucket's copy if it is the last bucket, else 0: others' copies are hidden."""
+    return cost.copy_s(sent[last] - sent[first]) if last == len(sent) - 1 else 0.0
 
 
 def _reason(sizes: tuple[int, ...], ready: list[float], cost: CommunicationCost) -> str:

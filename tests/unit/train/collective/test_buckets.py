@@ -35,9 +35,11 @@ def _end(gradients: Sequence[Gradient], cost: CommunicationCost, cuts: Sequence[
     end_s, first = 0.0, 0
     for last in cuts:
         ready_s = max(gradient.ready_s for gradient in gradients[:last])
-        end_s = max(end_s, ready_s) + cost.seconds(sum(gradient.num_bytes for gradient in gradients[first:last]))
+        num_bytes = sum(gradient.num_bytes for gradient in gradients[first:last])
+        wire_s = num_bytes / cost.bytes_per_s
+        end_s = max(ready_s + cost.latency_s + wire_s, end_s + cost.latency_s, end_s + wire_s)
         if last == len(gradients):
-            end_s += sum(gradient.num_bytes for gradient in gradients[first:]) / cost.copy_bytes_per_s
+            end_s += num_bytes / cost.copy_bytes_per_s
         first = last
     return end_s
 
@@ -103,6 +105,16 @@ def test_a_slow_start_of_messages_makes_fewer_buckets() -> None:
     counts = [len(plan_buckets(layers, CommunicationCost(latency_s, 125e6)).sizes) for latency_s in (0.0, 0.01, 0.2)]
     assert counts == sorted(counts, reverse=True)
     assert counts[-1] < counts[0]
+
+
+def test_the_latency_of_a_bucket_passes_while_the_one_before_is_on_the_link() -> None:
+    cost = CommunicationCost(0.01, 100.0)
+    gradients = [Gradient(10, 0.0), Gradient(10, 0.0), Gradient(10, 0.5)]
+    plan = plan_buckets(gradients, cost, slack=0.0)
+    assert plan.end_s == pytest.approx(0.61)
+    assert end_of(gradients, cost, 10, 10) == pytest.approx(0.61)
+    assert end_of(gradients[:2], cost, 10, 10) == pytest.approx(0.21)  # one latency, and 20 bytes on the link
+    assert end_of([Gradient(0, 0.0)] * 2, cost, 0, 0) == pytest.approx(0.02)  # two latencies: nothing hides them
 
 
 def test_a_slow_copy_makes_the_last_bucket_smaller() -> None:

@@ -28,7 +28,6 @@ MEASURED_STEPS = 3
 _SMALL_BYTES = 4096
 _LARGE_BYTES = 1 << 20  # of a sample for the rate; a burst is no more than the model's bytes
 _BURST = 4
-_COPIED_BYTES = 16 << 20  # more than most caches hold
 _NUM_SAMPLES = 5
 _FLOAT_BYTES = 4
 _LEAST_S = 1e-9  # between the times of the two samples, if noise reversed them
@@ -216,12 +215,16 @@ def _takes_list(model: DistributedDataParallel) -> bool:
 
 
 def _measure_cost(group: Any, model_bytes: int) -> CommunicationCost:
-    """Time reductions of two sizes, several at once as on a busy network, and a copy; the slowest rank counts."""
+    """Time reductions of two sizes, several at once as on a busy network, and copies; the slowest rank counts.
+
+    Copies are timed as a step makes them, directly after a reduction: neither buffer is in a cache of this core then.
+    """
     sizes = (_SMALL_BYTES, max(min(_LARGE_BYTES, model_bytes // _BURST), 2 * _SMALL_BYTES))
-    medians = []
+    medians, copies = [], []
     for num_bytes in sizes:
         burst = [torch.zeros(num_bytes // _FLOAT_BYTES) for _ in range(_BURST)]
-        taken = []
+        gradients = [torch.ones(num_bytes // _FLOAT_BYTES) for _ in range(_BURST)]
+        taken, copies = [], []
         for _ in range(_NUM_SAMPLES):
             dist.barrier(group=group)
             began = time.perf_counter()
@@ -229,25 +232,18 @@ def _measure_cost(group: Any, model_bytes: int) -> CommunicationCost:
             for future in futures:
                 future.wait()
             taken.append((time.perf_counter() - began) / _BURST)
+            began = time.perf_counter()
+            for gradient, values in zip(gradients, burst, strict=True):
+                gradient.copy_(values)
+            copies.append((time.perf_counter() - began) / _BURST)
         medians.append(statistics.median(taken))
-    copied_bytes = min(_COPIED_BYTES, model_bytes)
-    seconds = torch.tensor([*medians, _copy_s(copied_bytes)], dtype=torch.float64)
+    seconds = torch.tensor([*medians, statistics.median(copies)], dtype=torch.float64)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX, group=group)
     small_s, large_s, copy_s = seconds.tolist()
-    rate = (sizes[1] - sizes[0]) / max(large_s - small_s, _LEAST_S)
-    return CommunicationCost(small_s, rate, max(copied_bytes, 1) / max(copy_s, _LEAST_S))
-
-
-def _copy_s(num_bytes: int) -> float:
-    """Return the seconds of a copy between tensors that no cache holds."""
-    source = torch.zeros(max(num_bytes // _FLOAT_BYTES, 1))
-    taken = []
-    for _ in range(_NUM_SAMPLES):
-        target = torch.empty_like(source).fill_(1.0)
-        began = time.perf_counter()
-        target.copy_(source)
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken)
+    # A burst takes one latency and all the time on the wire, or one latency a bucket and one bucket's time on the wire.
+    wire_s = min(large_s - small_s / _BURST, _BURST * (large_s - small_s))
+    rate = sizes[1] / max(wire_s, _LEAST_S)
+    return CommunicationCost(small_s, rate, sizes[1] / max(copy_s, _LEAST_S))
 
 
 def _num_bytes(parameter: torch.Tensor) -> int:
