@@ -474,7 +474,7 @@ def _renew(argv: list[str], environment: dict[str, str], late_folder: str) -> st
         return reason
     _renew_modules()
     _call_late_backends()
-    _show_start(argv, environment)
+    show_start(argv, environment)
     return ""
 
 
@@ -484,7 +484,7 @@ def _forget_folders() -> None:
     importlib.invalidate_caches()
 
 
-def _show_start(argv: list[str], environment: dict[str, str]) -> None:
+def show_start(argv: list[str], environment: dict[str, str]) -> None:
     """Make /proc show the process's own command line and environment, if the kernel permits it (PR_SET_MM_MAP).
 
     Source: prctl(2); fields of /proc/self/stat in proc(5).

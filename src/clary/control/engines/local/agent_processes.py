@@ -20,6 +20,7 @@ AGENT_LOG = "agent.log"
 TOKEN_VARIABLE = "CLARY_AGENT_TOKEN"  # noqa: S105 - a variable's name
 POOL_TOKEN_VARIABLE = "CLARY_POOL_TOKEN"  # noqa: S105 - a variable's name
 MARK_VARIABLE = "CLARY_ATTEMPT_MARK"
+AGENT = (sys.executable, "-m", "clary.agent")  # the program of an agent, without its arguments
 TAIL_BYTES = 2000  # part of a log that is quoted in an error
 
 # Agents must not get settings and keys of the service; their plan contains all data that they use.
@@ -31,13 +32,17 @@ def clary_folder() -> str:
     return str(Path(clary.__file__).absolute().parent.parent)
 
 
-def process_environment(environ: Mapping[str, str], mark: str) -> dict[str, str]:
-    """Return the environment of a process that belongs to the pool with this mark."""
+def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process that belongs to no pool: `environ` without the service's variables."""
     environment = {name: value for name, value in environ.items() if not name.startswith(_WITHHELD_PREFIXES)}
     inherited = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = os.pathsep.join([clary_folder(), *([inherited] if inherited else [])])
-    environment[MARK_VARIABLE] = mark
     return environment
+
+
+def process_environment(environ: Mapping[str, str], mark: str) -> dict[str, str]:
+    """Return the environment of a process that belongs to the pool with this mark."""
+    return own_environment(environ) | {MARK_VARIABLE: mark}
 
 
 def agent_environment(environ: Mapping[str, str], mark: str, plan: LaunchPlan) -> dict[str, str]:
@@ -56,7 +61,7 @@ def agent_command(plan: LaunchPlan, host: str) -> list[str]:
     """Return the command line of the agent of one host, with its first attempt."""
     serves = ("--pool", plan.pool, "--job", plan.job_name, "--attempt", str(plan.attempt))
     mounts = ("--own-mounts",) if plan.host(host).disk_bytes is not None else ()
-    return [sys.executable, "-m", "clary.agent", "--service", plan.service_url, *serves, *mounts, "--host", host]
+    return [*AGENT, "--service", plan.service_url, *serves, *mounts, "--host", host]
 
 
 class LastingProcess(subprocess.Popen[bytes]):

@@ -47,6 +47,7 @@ from clary.control.engines.local import (
 )
 from clary.control.engines.local.agent_processes import LastingProcess
 from clary.control.engines.local.attempt_record import POOL_ATTEMPT, AttemptRecord
+from clary.control.engines.local.fork_server import ForkServer
 from clary.control.engines.local.isolation import choose_isolation
 from clary.control.engines.local.machine_facts import measure_machine
 from clary.control.engines.local.memory_limits import memory_limits
@@ -87,9 +88,14 @@ class LocalEngine:
         self._egress = egress
         self._environ = dict(os.environ if environ is None else environ)
         self._isolation: tuple[Isolation, tuple[str, ...]] | None = None
+        self._fork_server = ForkServer(agent_processes.own_environment(self._environ))
         self._locks: dict[Path, asyncio.Lock] = {}
         self._children: dict[int, LastingProcess] = {}
         self._records: dict[Path, AttemptRecord] = {}  # records as on disk, of pools whose agents this service watches
+
+    def close(self) -> None:
+        """End the process from which agents are forked. Hosts stay, as they do at any other end of the service."""
+        self._fork_server.close()
 
     def capacity(self) -> Capacity:
         """Return the part of the machine that this process may use; the first call makes a network as a test."""
@@ -247,6 +253,8 @@ class LocalEngine:
         _make_folder(folder)
         _require_space(folder)
         record = attempt_record.create_record(folder)
+        if not attempt_record.living_agents(folder):
+            self._fork_server.prepare()
         if plan.isolation is Isolation.PROCESSES:
             return plan
         # EnableNetworkIsolation: programs may connect only to the other hosts of their job, and not even to AWS.
@@ -291,11 +299,14 @@ class LocalEngine:
             host_folder.mkdir(exist_ok=True)
             environment = agent_processes.agent_environment(self._environ, record.mark, plan)
             command = agent_processes.agent_command(plan, host.name)
-            child = self._start(command, host_folder / agent_processes.AGENT_LOG, environment)
-            agent_or_none = ProcessId.of(child.pid)
-            if agent_or_none is None:
-                raise EngineError(self._ended_early(host_folder, host.name, ProcessId(child.pid, "")))
-            agents[host.name] = agent_or_none
+            log_path = host_folder / agent_processes.AGENT_LOG
+            agent = self._fork_server.fork(command, log_path=log_path, environment=environment)
+            if agent is None:
+                child = self._start(command, log_path, environment)
+                agent = ProcessId.of(child.pid)
+                if agent is None:
+                    raise EngineError(self._ended_early(host_folder, host.name, ProcessId(child.pid, "")))
+            agents[host.name] = agent
         record = replace(record, agents=agents, may_have_unknown_agents=False)
         attempt_record.write_record(folder, record)
         self._records[folder] = record

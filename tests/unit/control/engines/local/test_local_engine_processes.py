@@ -21,6 +21,7 @@ from clary.control.engines.local.engine import LocalEngine
 from clary.control.settings import Settings
 from clary.testing.launch_plans import POOL, make_hosts, make_plan
 
+_MADE: list[LocalEngine] = []  # by the test that runs
 IDLE = "import time; time.sleep(300)"
 
 
@@ -48,8 +49,17 @@ async def engine(tmp_path, use_agents):
     assert engine._children == {}
 
 
-def make_engine(home):
-    return LocalEngine(Settings(home=str(home), isolation="processes"), "http://127.0.0.1:4570")
+@pytest.fixture(autouse=True)
+def ends_fork_servers():
+    yield
+    while _MADE:
+        _MADE.pop().close()
+
+
+def make_engine(home, environ=None):
+    engine = LocalEngine(Settings(home=str(home), isolation="processes"), "http://127.0.0.1:4570", environ=environ)
+    _MADE.append(engine)
+    return engine
 
 
 def plan_of(home, num_hosts=2, *, pool=POOL, **changes):
@@ -235,7 +245,7 @@ async def test_an_agent_that_ends_before_it_is_seen_is_an_error_with_its_last_ou
 async def test_agents_get_their_token_and_no_keys_of_the_service(tmp_path, use_agents):
     use_agents("import os, sys; sys.stdout.write(repr(dict(os.environ))); sys.stdout.flush(); " + IDLE)
     environ = {"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "s", "CLARY_S3_SECRET_ACCESS_KEY": "s", "OMP_NUM_THREADS": "3"}
-    engine = LocalEngine(Settings(home=str(tmp_path), isolation="processes"), "http://127.0.0.1:4570", environ=environ)
+    engine = make_engine(tmp_path, environ)
     plan = await engine.launch(plan_of(tmp_path, 1))
     try:
         await engine.start_agents(plan)

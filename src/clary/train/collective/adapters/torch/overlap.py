@@ -220,7 +220,8 @@ def _measure_cost(group: Any, model_bytes: int) -> CommunicationCost:
     Copies are timed as a step makes them, directly after a reduction: neither buffer is in a cache of this core then.
     """
     sizes = (_SMALL_BYTES, max(min(_LARGE_BYTES, model_bytes // _BURST), 2 * _SMALL_BYTES))
-    medians, copies = [], []
+    medians: list[float] = []
+    copies: list[float] = []
     for num_bytes in sizes:
         burst = [torch.zeros(num_bytes // _FLOAT_BYTES) for _ in range(_BURST)]
         gradients = [torch.ones(num_bytes // _FLOAT_BYTES) for _ in range(_BURST)]
