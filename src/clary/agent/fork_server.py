@@ -10,7 +10,7 @@ Orders come on standard input, one JSON object a line; each is answered by a lin
 
 A forked agent waits until its answer is written, and ends if this process ends before, so that no agent runs that the
 service does not know of. /proc shows the agent's own command and variables, by which the service finds it. The process
-ends with its input, that is, with the service, and after IDLE_S without an order; agents live on.
+ends with its input, that is, with the service, even if agents live on; and after IDLE_S without an order or an agent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from clary.agent import __main__ as agent
 from clary.agent.zygote.clary_zygote import show_start
 from clary.base.processes import ProcessId, read_arguments
 
-IDLE_S = 600.0  # after the last order
+IDLE_S = 600.0
 READY_TIMEOUT_S = 10.0  # from the fork until the agent waits for its answer
 _LATE_MODULES = ("clary.agent.supervisor.standby_keeping", "clary.agent.supervisor.wiring")  # an agent's late imports
 _MAX_READ_BYTES = 65536
@@ -49,7 +49,13 @@ def main() -> int:
     gc.collect()
     gc.freeze()  # a collection in an agent would copy all pages
     unread = b""
-    while select.select([orders], [], [], IDLE_S)[0]:
+    while True:
+        if not select.select([orders], [], [], IDLE_S)[0]:
+            if (
+                _has_children()
+            ):  # where the service is process 1, which reaps no strangers, agents would stay as zombies
+                continue
+            break
         data = os.read(orders, _MAX_READ_BYTES)
         if not data:
             break
@@ -57,6 +63,14 @@ def main() -> int:
         for line in lines:
             _serve(json.loads(line), orders, answers)
     return 0
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _serve(order: Mapping[str, Any], orders: int, answers: int) -> None:

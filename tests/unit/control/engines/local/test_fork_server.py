@@ -164,22 +164,41 @@ def test_the_server_ends_with_the_process_that_started_it_and_agents_live_on(age
 def test_no_agent_runs_whose_start_was_not_answered(monkeypatch, service, tmp_path):
     """The server stops between fork and answer; then the caller kills it, and starts the agent by itself."""
     monkeypatch.setattr(fork_server_module, "FORK_TIMEOUT_S", 3.0)
-    stops = (
-        "import os, signal, sys\n"
-        "from clary.agent import fork_server\n"
-        "class Stopped:\n"
-        "    @staticmethod\n"
-        "    def of(pid):\n"
-        "        os.kill(os.getpid(), signal.SIGSTOP)\n"
-        "fork_server.ProcessId = Stopped\n"
-        "os._exit(fork_server.main())\n"
-    )
-    monkeypatch.setattr(fork_server_module, "COMMAND", (sys.executable, "-P", "-c", stops))
+    stops = "import signal\nfork_server.ProcessId.of = lambda pid: os.kill(os.getpid(), signal.SIGSTOP)"
+    monkeypatch.setattr(fork_server_module, "COMMAND", server_that(stops))
     server = ForkServer(own_environment(os.environ))
     given = order(tmp_path / "one", service, mark="mark-without-answer")
     assert server.fork(given["command"], log_path=given["log_path"], environment=given["environment"]) is None
     wait_until(lambda: not killing.with_variable(MARK_VARIABLE, "mark-without-answer"))
     assert server._running is None
+
+
+def server_that(changes: str) -> tuple[str, ...]:
+    """Return the command of a server whose module is changed first."""
+    program = f"import os\nfrom clary.agent import fork_server\n{changes}\nos._exit(fork_server.main())"
+    return (sys.executable, "-P", "-c", program)
+
+
+def test_where_the_kernel_shows_no_other_command_the_agent_is_a_new_interpreter(
+    monkeypatch, server, agents, service, tmp_path
+):
+    monkeypatch.setattr(fork_server_module, "COMMAND", server_that("fork_server.show_start = lambda *_: None"))
+    given = order(tmp_path / "one", service, mark="mark-of-a-program")
+    agent = fork(server, agents, **given)
+    wait_until(lambda: read_arguments(agent.pid) == given["command"])
+    assert killing.with_variable(MARK_VARIABLE, "mark-of-a-program") == [agent]
+    wait_until_begun(agent)
+
+
+def test_an_idle_server_ends_once_its_agents_have_ended(monkeypatch, server, agents, service, tmp_path):
+    monkeypatch.setattr(fork_server_module, "COMMAND", server_that("fork_server.IDLE_S = 0.5"))
+    agent = fork(server, agents, **order(tmp_path / "one", service))
+    forking = ProcessId.of(server._running.child.pid)
+    time.sleep(1.5)
+    assert forking.is_alive()
+    killing.kill(agent)
+    wait_until(lambda: not forking.is_alive())
+    fork(server, agents, **order(tmp_path / "two", service))
 
 
 def test_a_server_that_cannot_import_leaves_the_start_to_the_caller(monkeypatch, service, tmp_path, caplog):
