@@ -23,8 +23,26 @@ namespaces.setns(os.open(sys.argv[1], os.O_RDONLY), namespaces.CLONE_NEWNET)
 """
 
 
+class FakeForkServer:
+    """No fork server: these tests start agents, if any, as programs."""
+
+    def prepare(self):
+        """Start nothing."""
+
+    def fork(self, *_, **__):
+        """Return that no agent was forked."""
+        return
+
+    def close(self):
+        """Do nothing."""
+
+
 class LocalHosts(LocalEngine):
     """The local engine with one pool per job, which is named after the job and is removed with the job's attempt."""
+
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, **settings)
+        self._fork_server = FakeForkServer()
 
     async def launch(self, plan):
         folder = self._folder(f"pool_{plan.job_name}", 1)

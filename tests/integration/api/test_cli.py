@@ -1,10 +1,12 @@
 """The `clary` command against a running service."""
 
+import contextlib
 import io
 import json
 import os
 import re
 import shlex
+import sqlite3
 import subprocess
 import tarfile
 import time
@@ -61,14 +63,19 @@ def secrets_of(service, name):
     }
     plan = json.loads(service.clary("plan", name).stdout)
     secrets["job's key"] = keys.job_secret(plan["job_endpoint"]["credentials"]["access_key_id"])
-    (record,) = service.home.glob(f"jobs/{name}/*/engine.json")
-    (record,) = service.home.glob(f"jobs/{json.loads(record.read_text())['pool']}/*/engine.json")
-    (agent,) = json.loads(record.read_text())["agents"].values()
-    variables = Path(f"/proc/{agent['pid']}/environ").read_bytes().split(b"\0")
-    for what, variable in (("agent's token", b"CLARY_AGENT_TOKEN="), ("pool's token", b"CLARY_POOL_TOKEN=")):
-        (secrets[what],) = [entry.partition(b"=")[2].decode() for entry in variables if entry.startswith(variable)]
+    with contextlib.closing(sqlite3.connect(f"file:{service.home / 'clary.db'}?mode=ro", uri=True)) as database:
+        (document,) = database.execute("SELECT document FROM jobs WHERE name = ?", (name,)).fetchone()
+    secrets["agent's token"] = json.loads(document)["plan"]["agent_token"]
+    secrets["pool's token"] = json.loads(document)["plan"]["pool_token"]
     assert all(len(secret) >= 30 for secret in secrets.values())
     return secrets
+
+
+def agents_of(service, name):
+    """Return the process ids of the agents of a running job."""
+    (record,) = service.home.glob(f"jobs/{name}/*/engine.json")
+    (record,) = service.home.glob(f"jobs/{json.loads(record.read_text())['pool']}/*/engine.json")
+    return [agent["pid"] for agent in json.loads(record.read_text())["agents"].values()]
 
 
 def assert_no_secret(text, secrets):
@@ -191,12 +198,14 @@ def test_no_secret_is_printed_logged_or_shown_in_a_command_line(service, aws):
     assert_no_secret(plan, secrets)
     assert_no_secret(service.clary("describe", name).stdout + service.clary("describe", name, "--json").stdout, secrets)
     assert_no_secret(service.clary("logs", name).stdout + service.clary("doctor", check=False).stdout, secrets)
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    variables = [Path(f"/proc/{agent}/environ") for agent in agents_of(service, name)]
+    assert variables
+    for path in (*variables, *Path("/proc").glob("[0-9]*/cmdline")):
         try:
-            command = path.read_bytes().decode(errors="replace")
+            shown = path.read_bytes().decode(errors="replace")
         except OSError:
             continue
-        assert_no_secret(command, secrets)
+        assert_no_secret(shown, secrets)
     service.clary("stop", name, "--wait", "60")
     logs = [service.home / "service.log", service.home / "run" / "seaweed.log", *service.home.glob("jobs/*/*/**/*.log")]
     assert len(logs) > 2
