@@ -3,7 +3,7 @@
 A plugin that tests/conftest.py names. It uses hooks instead of a fixture, so that it also runs after the fixtures of a
 module and of the session. Processes and resources that are being removed have `DEADLINE_S` to disappear; the check
 polls. A test that leaves nothing costs some tenths of a millisecond: the full census runs only if a quick look finds a
-change.
+change. After a test that is no unit test it also runs while a fixture keeps a process alive.
 """
 
 import os
@@ -44,6 +44,7 @@ class LeftoversCheck:
         self._quick_folders = []
         self._clean = ()
         self._is_thorough = True
+        self._accepted = None  # the state after the last census that found nothing left
         self._known = {}  # things that existed at the start, or for which a test was blamed already
 
     @pytest.hookimpl(wrapper=True)
@@ -68,7 +69,7 @@ class LeftoversCheck:
     def pytest_fixture_setup(self, fixturedef, request):
         if fixturedef.scope == "function":
             return (yield)
-        before = list(self._known.values()) if self._is_clean() else self._census(read_process_list())
+        before = list(self._known.values()) if self._is_bare() else self._census(read_process_list())
         try:
             return (yield)
         finally:
@@ -89,7 +90,7 @@ class LeftoversCheck:
             return (yield)
         finally:
             # Before the fixtures are torn down, while the processes of the test still run and can be recognised.
-            if not self._world.is_alone(is_thorough=self._is_thorough):
+            if not self._is_clean():
                 self.owners.look(item.nodeid, self._world.pids())
 
     @pytest.hookimpl(wrapper=True)
@@ -112,9 +113,20 @@ class LeftoversCheck:
             self.owners.keep(fixturedef, f"{fixturedef.argname} ({fixturedef.baseid})", made, new)
             self.owners.look(request.node.nodeid, self._world.pids(entries))
 
-    def _is_clean(self):
-        """Whether a quick look finds no change; the full census is then unchanged, too."""
+    def _is_bare(self):
+        """Whether a quick look finds nothing of the tests; the full census is then as at the start."""
         return self._world.is_alone(is_thorough=self._is_thorough) and self._quick_look() == self._clean
+
+    def _is_clean(self):
+        """Whether a quick look finds nothing, or, after a unit test, what the last census has found legitimate."""
+        if self._is_bare():
+            return True
+        return not self._is_thorough and self._accepted is not None and self._state() == self._accepted
+
+    def _state(self):
+        """Return the processes of the tests and the content of a quick look; None if processes cannot be told."""
+        signature = self._world.signature()
+        return None if signature is None else (signature, self._quick_look())
 
     def _words_on_leftovers(self, item):
         """Wait until nothing is left; return a description of the leftovers at the deadline, or an empty string."""
@@ -122,9 +134,11 @@ class LeftoversCheck:
         while not self._is_clean():
             # read before the census: even on a slow machine a census runs after the deadline
             is_last = time.monotonic() > deadline
+            state = self._state()
             entries = read_process_list()
             left = self._leftovers(item, entries)
             if not left:
+                self._accepted = state
                 return ""
             if is_last:
                 self._known.update((thing.key, thing) for thing in left)

@@ -14,7 +14,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from clary.base.processes import descendants_in, read_process_list
+from clary.base.processes import descendants_in, read_entry, read_process_list
 from clary.testing import census
 
 MARK = "CLARYS_TEST_WORKER"  # without the prefix CLARY_, whose variables the service withholds from its child processes
@@ -81,14 +81,27 @@ class OwnWorld:
                 return False
         return os.fstat(self._folder).st_nlink <= _LINKS_WITHOUT_CHILDREN
 
+    def signature(self):
+        """Return the start time of each process of the tests, by its id; None if one is a zombie, or without a cgroup.
+
+        It takes some tenths of a millisecond. Two equal signatures: the same processes are alive.
+        """
+        with contextlib.suppress(ChildProcessError):
+            if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                return None
+        if self._cgroup is None:
+            return None
+        entries = {pid: read_entry(pid) for pid in self._listed()}
+        if any(entry is None or entry.has_ended for entry in entries.values()):
+            return None
+        return {pid: entry.started_at for pid, entry in entries.items()}
+
     def pids(self, entries=None):
         """Return every process that descends from this process, including zombies that a descendant has yet to reap."""
         entries = read_process_list() if entries is None else entries
         found = descendants_in(entries, [os.getpid()])
         if self._cgroup is not None:
-            for folder, _, _ in os.walk(self._cgroup):
-                with contextlib.suppress(OSError), open(f"{folder}/cgroup.procs") as file:
-                    found.update(int(line) for line in file)
+            found |= self._listed()
         else:
             marked = f"{MARK}={os.getpid()}".encode()
             for pid in entries:
@@ -97,6 +110,15 @@ class OwnWorld:
                         found.add(pid)
         found |= descendants_in(entries, found)
         return {pid for pid in found if pid in entries and pid != os.getpid()}
+
+
+    def _listed(self):
+        """Return the processes in the cgroup and in cgroups below it."""
+        found = set()
+        for folder, _, _ in os.walk(self._cgroup):
+            with contextlib.suppress(OSError), open(f"{folder}/cgroup.procs") as file:
+                found.update(int(line) for line in file)
+        return found
 
 
 def _enter_cgroup():

@@ -81,6 +81,38 @@ def test_of_forgetful_fixture(forgetful): pass
 """
 
 
+# Unit tests beside a process that a fixture keeps.
+KEPT = """
+import leftovers_check
+import pytest
+from ways import *
+
+CENSUSES = []
+take_census = leftovers_check.LeftoversCheck._census
+def count(check, entries):
+    CENSUSES.append(1)
+    return take_census(check, entries)
+leftovers_check.LeftoversCheck._census = count
+
+@pytest.fixture(scope="session", autouse=True)
+def keeper(short_deadline):
+    process = subprocess.Popen(["sleep", "3600.6"])
+    yield process
+    process.kill()
+    process.wait()
+def test_first(): pass
+@pytest.mark.parametrize("number", range(20))
+def test_that_leaves_nothing(number): pass
+def test_few_censuses_were_taken(): assert len(CENSUSES) < 8, len(CENSUSES)
+def test_orphan(): orphan(3600.8)
+def test_after_the_orphan(): pass
+def test_memory(): Path("/dev/shm/left-by-a-unit-test").write_text("x")
+def test_after_the_memory(): pass
+def test_zombie(): zombie()
+def test_after_the_zombie(): pass
+"""
+
+
 @pytest.fixture
 def suite(tmp_path):
     """Runs test files under the check; returns the blamed tests with the message for each, and the output."""
@@ -89,6 +121,7 @@ def suite(tmp_path):
         for name, text in {
             "conftest.py": CONFTEST, "ways.py": WAYS, "short.py": DEADLINE, **files
         }.items():  # fmt: skip
+            (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text(text)
         (tmp_path / "pytest.ini").write_text("[pytest]\n")
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
@@ -124,6 +157,12 @@ def test_each_kind_is_found_once_and_kept_or_ending_leftovers_are_ignored(suite)
     assert "test_leaving.py::test_socket" in blamed["test_socket"], "it says which test started the process"
     assert "fixture forgetful" in blamed["test_of_forgetful_fixture"]
     assert not Path("/dev/shm/left-by-a-test").exists(), "the worker has memory of its own"
+
+
+def test_unit_tests_beside_a_kept_process_take_no_census_each_and_are_blamed_all_the_same(suite):
+    blamed, output = suite({"unit/test_kept.py": KEPT})
+    assert set(blamed) == {"test_orphan", "test_memory", "test_zombie"}, output
+    assert "28 passed, 3 errors" in output, output
 
 
 def test_a_worker_is_not_blamed_for_the_leftovers_of_another(suite):
