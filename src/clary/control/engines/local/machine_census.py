@@ -41,6 +41,8 @@ def shared_memory(folder: str = SHARED_MEMORY_FOLDER) -> list[Thing]:
 def shared_memory_users(pids: Iterable[int], folder: str = SHARED_MEMORY_FOLDER) -> dict[str, set[int]]:
     """Return segment -> the `pids` that have it mapped or open; processes of other users are not readable."""
     users: dict[str, set[int]] = {}
+    if not names_in(folder):
+        return users  # nothing to use: the files of all processes take a millisecond each
     prefix = f"{folder}/"
     for pid in pids:
         for path in _files_of(pid):
