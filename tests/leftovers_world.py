@@ -111,7 +111,6 @@ class OwnWorld:
         found |= descendants_in(entries, found)
         return {pid for pid in found if pid in entries and pid != os.getpid()}
 
-
     def _listed(self):
         """Return the processes in the cgroup and in cgroups below it."""
         found = set()
