@@ -118,7 +118,7 @@ class LeftoversCheck:
         return self._world.is_alone(is_thorough=self._is_thorough) and self._quick_look() == self._clean
 
     def _is_clean(self):
-        """Whether a quick look finds nothing, or, after a unit test, the same as at the last census without leftovers."""
+        """Whether a quick look finds nothing, or, after a unit test, the same as at the last clean census."""
         if self._is_bare():
             return True
         return not self._is_thorough and self._accepted is not None and self._state() == self._accepted
