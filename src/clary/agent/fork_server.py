@@ -15,6 +15,7 @@ ends with its input, that is, with the service, even if agents live on; and afte
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -51,9 +52,8 @@ def main() -> int:
     unread = b""
     while True:
         if not select.select([orders], [], [], IDLE_S)[0]:
-            if (
-                _has_children()
-            ):  # where the service is process 1, which reaps no strangers, agents would stay as zombies
+            # Where the service is process 1, which reaps no strangers, agents without this parent would stay as zombies.
+            if _has_children():
                 continue
             break
         data = os.read(orders, _MAX_READ_BYTES)
@@ -92,7 +92,8 @@ def _serve(order: Mapping[str, Any], orders: int, answers: int) -> None:
         answer = {"pid": process.pid, "started": process.started}
     os.write(answers, json.dumps(answer).encode() + b"\n")
     if process is not None:
-        os.write(go, _GO)
+        with contextlib.suppress(BrokenPipeError):  # killed meanwhile
+            os.write(go, _GO)
     os.close(ready)
     os.close(go)
 

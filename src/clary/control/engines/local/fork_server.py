@@ -99,6 +99,7 @@ class _Running:
     def __init__(self, environment: Mapping[str, str]) -> None:
         orders, self._orders = os.pipe()
         self._answers, answers = os.pipe()
+        os.set_blocking(self._orders, False)  # an order that does not fit into the pipe fails, and blocks no launch
         try:
             self.child = LastingProcess(
                 list(COMMAND), stdin=orders, stdout=answers, env=dict(environment), cwd="/", start_new_session=True
@@ -113,7 +114,8 @@ class _Running:
     def ask(self, order: bytes, deadline: float) -> dict[str, Any]:
         """Return the answer to an order, or an answer with `error`, after which no agent of this order runs."""
         try:
-            os.write(self._orders, order)
+            if os.write(self._orders, order) < len(order):  # it reads nothing, or the variables fill a pipe
+                return {"error": f"it took only a part of an order of {len(order)} bytes"}
             answer = self._read(deadline)
             if not answer:
                 # An agent begins only after its answer is written: without an answer in the pipe, none will.

@@ -215,6 +215,14 @@ def test_a_log_that_cannot_be_opened_leaves_the_start_to_the_caller(server, serv
     assert server.fork(given["command"], log_path=given["log_path"], environment=given["environment"]) is None
 
 
+def test_an_order_that_fits_into_no_pipe_blocks_nothing_and_is_left_to_the_caller(server, service, tmp_path, caplog):
+    given = order(tmp_path / "one", service, mark="mark-of-a-large-order")
+    large = given["environment"] | {"LARGE": "x" * (1 << 20)}
+    assert server.fork(given["command"], log_path=given["log_path"], environment=large) is None
+    assert "only a part of an order" in caplog.text
+    assert not killing.with_variable(MARK_VARIABLE, "mark-of-a-large-order")
+
+
 def test_other_programs_are_not_forked(server, tmp_path):
     assert server.fork(["/bin/true"], log_path=tmp_path / "log", environment={}) is None
     assert server._running is None
