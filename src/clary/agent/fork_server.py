@@ -52,7 +52,7 @@ def main() -> int:
     unread = b""
     while True:
         if not select.select([orders], [], [], IDLE_S)[0]:
-            # Where the service is process 1, which reaps no strangers, agents without this parent would stay as zombies.
+            # A service that is process 1 reaps no strangers: agents without this parent would stay as zombies.
             if _has_children():
                 continue
             break
