@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import os
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -15,7 +18,7 @@ import pytest
 from aiohttp import web
 
 from clary.base.errors import EngineError
-from clary.control.server.edge import tls
+from clary.control.server.edge import connections, tls
 from clary.control.server.edge.body_budget import BodyBudget
 from clary.control.server.edge.gates import Admission, Refusal
 from clary.control.server.edge.listener import Listener, new_event_loop
@@ -236,6 +239,56 @@ async def test_tls_port_serves_the_same_handlers_under_the_private_authority(tmp
             await exchange(listener, b"", context=ssl.create_default_context())
     finally:
         await listener.close()
+
+
+async def over_tls(folder: Path) -> tuple[Listener, socket.socket]:
+    """Start a listener; return it with a client's socket after one answer, whose TLS nobody reads any more."""
+    files = tls.ensure_certificates(folder, region="us-west-2", host="127.0.0.1", now=datetime.now(UTC))
+    context = tls.server_context(files)
+    listener = Listener(
+        "127.0.0.1", 0, aws_handler=answer_aws, s3_front=FakeFront(), max_body_bytes=LIMIT, tls_context=context
+    )
+    await listener.start()
+    assert listener.tls_port is not None
+
+    def connect() -> socket.socket:
+        plain = socket.create_connection(("127.0.0.1", listener.tls_port), timeout=5)
+        client = ssl.create_default_context(cafile=str(files.authority)).wrap_socket(plain, server_hostname="127.0.0.1")
+        client.sendall(request("GET", "/b/k", V4.format("s3")))
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        return client
+
+    return listener, await asyncio.to_thread(connect)
+
+
+def sockets_to(peer: tuple[str, int]) -> int:
+    """Return the number of this process's sockets that are connected to an address."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # of the folder itself, and of sockets without a peer
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(name))) as one:
+                    found += one.getpeername() == peer
+    return found
+
+
+async def test_close_leaves_no_socket_of_a_client_that_does_not_end_its_tls(tmp_path: Path) -> None:
+    listener, client = await over_tls(tmp_path)
+    with client:
+        assert sockets_to(client.getsockname()) == 1
+        async with asyncio.timeout(8):
+            await listener.close()
+        assert sockets_to(client.getsockname()) == 0
+
+
+async def test_a_refused_client_that_does_not_end_its_tls_loses_its_connection_soon(tmp_path: Path) -> None:
+    listener, client = await over_tls(tmp_path)
+    with client:
+        client.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000)
+        async with asyncio.timeout(connections.TLS_SHUTDOWN_S + 8):  # asyncio's own limit is 30 s
+            while sockets_to(client.getsockname()):
+                await asyncio.sleep(0.05)
+    await listener.close()
 
 
 async def test_close_ends_a_request_that_hangs(listener: Listener) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+from collections.abc import Sequence
 from typing import Any, cast
 
 from aiohttp import web
@@ -21,6 +22,8 @@ MAX_HEAD_BYTES = 64 * 1024  # request line and headers
 ANSWER_DEADLINE_S = 60.0  # limit for a client to read an answer that is not streamed
 MAX_REST_BYTES = 16 * 1024 * 1024  # of a refused body that are discarded, so that its client reads the answer
 TLS_HANDSHAKE_S = 5.0
+TLS_SHUTDOWN_S = 2.0  # wait for a client's answer when TLS is ended; the connection counts meanwhile
+CLOSE_S = 0.5  # wait for all connections when the listener closes, before the remaining ones are aborted
 LOG_EVERY_S = 10.0  # shortest time between log lines on refused connections
 FILES_PER_CONNECTION = 2  # an S3 stream needs another connection to the store
 OTHER_FILES = 256  # for logs, the database, agents
@@ -47,6 +50,19 @@ class GuardedServer(web.Server):
         if now_s >= self._next_word_s:
             self._next_word_s = now_s + LOG_EVERY_S
             _log.warning("%s (one such line in %g s is logged)", text, LOG_EVERY_S)
+
+    async def abort_remaining(self, transports: Sequence[asyncio.Transport]) -> None:
+        """Wait `CLOSE_S` until all connections are closed, then abort the remaining ones.
+
+        Args:
+            transports: of the connections that were open before the server was shut down.
+        """
+        deadline_s = self._loop.time() + CLOSE_S
+        while len(self.table) and self._loop.time() < deadline_s:  # noqa: ASYNC110 - the table has no event
+            await asyncio.sleep(0.01)
+        for transport in transports:
+            transport.abort()
+        await asyncio.sleep(0)  # an aborted transport closes its socket in the loop's next turn
 
 
 class GuardedConnection(web.RequestHandler):
@@ -209,7 +225,7 @@ def allowed_connections(wanted: int) -> int:
 
 
 class HandshakeSite(web.SockSite):
-    """A site with a limit of `TLS_HANDSHAKE_S` for the TLS handshake; connections are counted after the handshake."""
+    """A site with limits on the start and the end of TLS; connections are counted after the handshake."""
 
     async def start(self) -> None:
         """Listen."""
@@ -222,4 +238,5 @@ class HandshakeSite(web.SockSite):
             ssl=self._ssl_context,
             backlog=self._backlog,
             ssl_handshake_timeout=None if self._ssl_context is None else TLS_HANDSHAKE_S,
+            ssl_shutdown_timeout=None if self._ssl_context is None else TLS_SHUTDOWN_S,
         )

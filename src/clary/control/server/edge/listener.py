@@ -11,7 +11,8 @@ Where: outermost part of the service. Below it: `clary_handler` (agents and the 
 
 S3 comes first because a bucket may be called `clary`.
 
-A handler's gate decides by a request's head whether its body is read: for a client that is known or names a known key.
+A handler's gate decides by a request's head whether its body is read. It is read if the client is known or names a
+known key.
 
 No request can crash the service: an error that a handler does not catch becomes a 500 with the request's id, and its
 traceback is logged. Broken HTTP is answered by the HTTP library with 400 before any handler sees it.
@@ -28,7 +29,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Protocol
+from typing import Protocol, cast
 
 from aiohttp import web
 
@@ -102,7 +103,7 @@ class Listener:
         clary_gate: likewise for clary_handler.
         host_names: names under which requests are answered; None answers under every name.
         body_budget: budget for bytes of bodies in memory; None creates a new budget.
-        max_connections: most open connections.
+        max_connections: maximum number of open connections.
         tls_context: certificate of the TLS port; None opens no such port.
         tls_port: 0 chooses a free port.
         nodes_host: further address of the TLS port, for other machines; empty adds none.
@@ -194,7 +195,10 @@ class Listener:
     async def close(self) -> None:
         """Stop listening, give running requests a few seconds, close all connections."""
         if self._runner is not None:
+            server = cast("GuardedServer", self._runner.server)
+            transports = [one.transport for one in server.connections if one.transport is not None]
             await self._runner.cleanup()
+            await server.abort_remaining(transports)
             self._runner = None
         self._ports.clear()
 
