@@ -88,7 +88,7 @@ def _read(path: Path) -> Iterator[list[Modelled]]:
 def _model(algorithm: str, seconds: float, num_bytes: int, hosts: int, local: int, latency_s: float) -> Modelled:
     """Count as `cost_model.cc` does."""
     if algorithm == "shm-oneshot":
-        return Modelled(seconds, 0.0, local, 0.0, num_bytes * (1.0 + local))
+        return Modelled(seconds, 0.0, local, 0.0, num_bytes * float(local))
     others_here = (local - 1) / local
     steps = local * (max(1, math.ceil(num_bytes * others_here / SLOT_BYTES)) + 1) if local > 1 else 0
     read_here = num_bytes * (2 * others_here + 1) if local > 1 else 0.0

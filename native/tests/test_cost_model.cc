@@ -13,6 +13,7 @@ Shape shape(int localRanks, int hosts) { return Shape{localRanks, hosts, localRa
 
 TEST(CostModel, SmallBuffersOnAHostGoInOneStepAndLargeOnesInTwoPhases) {
   EXPECT_EQ(WithinHost::kOneShot, chooseAllReduce(64, shape(2, 1), kLan, "").within);
+  EXPECT_EQ(WithinHost::kOneShot, chooseAllReduce(1u << 20, shape(2, 1), kLan, "").within);
   EXPECT_EQ(WithinHost::kTwoPhase, chooseAllReduce(32u << 20, shape(2, 1), kLan, "").within);
   // More ranks read more in one-shot.
   EXPECT_EQ(WithinHost::kTwoPhase, chooseAllReduce(1u << 20, shape(8, 1), kLan, "").within);

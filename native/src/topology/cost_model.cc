@@ -12,8 +12,8 @@ namespace {
 // Fitted by benchmarks/collectives/fit_cost_model.py to what `select` measured on two cores of a Zen 3
 // (docs/numbers/smddp.md): the least regret of the choices, in the middle of what is equally good. Only the order of
 // costs matters.
-constexpr double kHostBytesPerSecond = 3.1e10;  // one rank copying or reducing, per byte read
-constexpr double kStepSecondsPerRank = 5.2e-6;  // all ranks of a host reaching one step
+constexpr double kHostBytesPerSecond = 7e9;     // one rank copying its own buffer or reading another rank's
+constexpr double kStepSecondsPerRank = 3.2e-6;  // all ranks of a host reaching one step
 constexpr double kMessageSeconds = 3.3e-6;      // beside the time of its hop
 constexpr uint64_t kLoneSegments = 8;           // what a buffer is cut into where no slot limits it
 constexpr uint64_t kLeastLoneSegment = 128u << 10;
@@ -27,7 +27,8 @@ double secondsWithin(WithinHost algorithm, double bytes, int ranks, double slotB
   if (ranks == 1) return 0;
   const double step = kStepSecondsPerRank * ranks;
   const double others = static_cast<double>(ranks - 1) / ranks;
-  if (algorithm == WithinHost::kOneShot) return step + bytes * (1 + ranks) / kHostBytesPerSecond;
+  // A rank adds its own buffer from its cache, at no cost: two ranks read as much in one step as in two phases.
+  if (algorithm == WithinHost::kOneShot) return step + bytes * ranks / kHostBytesPerSecond;
   const double segments = std::max(1.0, std::ceil(bytes * others / slotBytes));
   return (segments + 1) * step + bytes * (2 * others + 1) / kHostBytesPerSecond;
 }
