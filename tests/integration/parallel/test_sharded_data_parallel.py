@@ -1,4 +1,7 @@
-"""Sharded data parallelism over gloo, on 2 and 4 ranks, compared with one process."""
+"""Sharded data parallelism over gloo, on 2 and 4 ranks, compared with one process.
+
+Groups of one host share memory through the compiled core (native) or keep gloo (reference).
+"""
 
 from pathlib import Path
 
@@ -19,13 +22,15 @@ pytestmark = pytest.mark.xdist_group("sharded-data-parallel")  # a program runs 
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.sweep("size")
+@pytest.mark.sweep("size", "core")
+@pytest.mark.parametrize("core", ["native", "reference"])
 @pytest.mark.parametrize(("program", "name", "size"), CASES, ids=[f"{name}-{size}" for _, name, size in CASES])
 @pytest.mark.long
-def test_sharded(program: Path, name: str, size: int) -> None:
-    assert_passed(program, name, size, CLARY_TEST_BACKEND="gloo")
+def test_sharded(program: Path, name: str, size: int, core: str) -> None:
+    assert_passed(program, name, size, CLARY_TEST_BACKEND="gloo", CLARY_COLLECTIVE_CORE=core)
 
 
+@pytest.mark.long(11)
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", [name for name in names(TRAINING) if name not in NEED_FOUR])
 def test_sharded_over_smddp(name: str) -> None:

@@ -1,7 +1,7 @@
 """The choice of a group's core: the compiled core if it was built, else the slow reference.
 
-Where: `bootstrap.group` publishes the kind, so that groups are never mixed; `communicator` and the adapters open cores.
-The compiled core is loaded at its first use, not at import.
+Where: `bootstrap.group` publishes the kind of core, so that no group mixes kinds; `communicator` and the adapters open
+cores. The compiled core is loaded at its first use, not at import.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clary.train.operation_record import record_of_process
 
 NATIVE = "native"
 REFERENCE = "reference"
-KIND = "smddp"  # longest name of a group in records of its operations
+KIND = "smddp"  # kind of backend in the records of a group's operations
 
 
 def core_kind(settings: CollectiveSettings) -> str:
@@ -40,6 +40,11 @@ def core_kind(settings: CollectiveSettings) -> str:
         raise CoreError(f"CLARY_COLLECTIVE_CORE is native, but {reason}. {_HOW_TO_BUILD}", retryable=False)
     _warn_of_slowness(reason)
     return REFERENCE
+
+
+def has_native_core(settings: CollectiveSettings) -> bool:
+    """Return whether groups of this process use the compiled core. Unlike `core_kind` it warns of nothing."""
+    return settings.core != REFERENCE and native_core.unavailable_reason() is None
 
 
 def open_core(connections: GroupConnections, settings: CollectiveSettings | None = None) -> Core:
