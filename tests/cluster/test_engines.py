@@ -121,7 +121,7 @@ def model_of(aws, facts):
 class TestClients:
     """R27: every client, unmodified, trains on two hosts."""
 
-    @pytest.mark.long(20)
+    @pytest.mark.long(28)
     def test_boto3(self, aws):
         request = script_request(aws, unique("boto3"), {"train.py": ALLREDUCE}, instance_count=2, hyperparameters=DDP)
         facts = run(aws, request)
@@ -146,7 +146,7 @@ class TestClients:
         require_completed(aws.sagemaker.describe_training_job(TrainingJobName=facts["name"]))
 
     @pytest.mark.parametrize("form", ["smdistributed", "torch_distributed", "pytorchddp"])
-    @pytest.mark.long
+    @pytest.mark.long(120)
     def test_sdk_v2(self, engine, aws, form):
         _, facts = engine.service.run_client(SDK2_PYTHON, "v2_smddp.py", form, "allreduce.py")
         assert len(facts["ranks"]) == 4

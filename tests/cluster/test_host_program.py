@@ -113,6 +113,7 @@ def test_signals_are_at_their_defaults(world):
     assert (blocked, ignored & ~(3 << 31)) == (0, 0)
 
 
+@pytest.mark.long(10)
 @pytest.mark.parametrize(
     ("argv", "folder", "exit_code", "words"),
     [

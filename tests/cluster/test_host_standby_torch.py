@@ -141,6 +141,7 @@ def run(world, *, is_prepared, script=SCRIPT, variables=None):
             standby.close()
 
 
+@pytest.mark.long(11)
 def test_forked_ranks_reduce_together_with_torch_in_its_freshly_imported_state(world):
     executed, executed_s = run(world, is_prepared=False)
     forked, forked_s = run(world, is_prepared=True)
@@ -174,6 +175,7 @@ print(torch._dynamo.config.disable)
 """
 
 
+@pytest.mark.long(11)
 def test_a_script_that_sets_a_variable_of_torch_gets_a_new_interpreter(world):
     output, _ = run(world, is_prepared=True, script=SETS_A_VARIABLE)
     assert [text.split() for text in output] == [["False", "False", "True"]] * NUM_RANKS
@@ -199,6 +201,7 @@ print([name for name in names if name == str(rank)])
 """
 
 
+@pytest.mark.long(11)
 def test_hooks_installed_before_the_fork_record_each_rank_in_its_own_files(world):
     variables = {"CLARY_STEPS_FOLDER": str(steps_folder(MlTree(Path("/opt/ml"))))}
     forked, _ = run(world, is_prepared=True, script=RECORDS_STEPS, variables=variables)

@@ -113,6 +113,7 @@ def test_no_second_interpreter_is_prepared_while_a_program_runs_in_a_lasting_hos
     assert world.ready_place() not in (None, place), "it was ended before its last process: nobody looked for traces"
 
 
+@pytest.mark.long(16)
 @pytest.mark.parametrize(
     "script",
     [
@@ -139,6 +140,7 @@ def test_files_added_to_the_hosts_folders_and_leftover_processes_are_removed(wor
     assert said == "[[], [], [], []] False 1\n", "the interpreter alone is left"
 
 
+@pytest.mark.long(30)
 @pytest.mark.parametrize(
     "script",
     [
@@ -169,6 +171,7 @@ def test_a_program_that_leaves_a_trace_gives_the_next_one_another_host(world, sc
     assert said == f"False {[*OF_EVERY_JOB, 'train.py']}\n"
 
 
+@pytest.mark.long(11)
 @pytest.mark.parametrize(
     "act",
     [

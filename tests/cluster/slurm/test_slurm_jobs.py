@@ -127,6 +127,7 @@ def test_three_nodes_train_with_smddp_and_leave_no_process(cluster, aws):
     assert any("3 hosts were granted: node-1 node-2 node-3" in message for message in messages(facts))
 
 
+@pytest.mark.long(12)
 def test_a_pending_job_reports_the_reason_and_can_be_stopped(cluster, aws):
     first, second = unique("holder"), unique("waits")
     aws.sagemaker.create_training_job(**job_request(first, "sleep 300", ResourceConfig=hosts(3)))
@@ -227,6 +228,7 @@ def test_a_replacement_for_a_lost_node_is_requested_while_the_other_host_still_s
     assert len(lines_with(log_of(aws, name), "begins at step")) == 4
 
 
+@pytest.mark.long(10)
 def test_an_administrator_who_cancels_is_named(cluster, aws):
     name = unique("cancelled")
     aws.sagemaker.create_training_job(**job_request(name, "sleep 300", ResourceConfig=hosts(2)))

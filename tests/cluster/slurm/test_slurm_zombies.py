@@ -103,6 +103,7 @@ def asked(service, method, path, token, body=None):
         connection.close()
 
 
+@pytest.mark.long(70)
 def test_a_zombie_stores_no_line_or_checkpoint_and_ends(cluster):
     aws, bed, name = cluster.aws, cluster.bed, unique("zombie")
     prefix = f"checkpoints/{name}/"

@@ -86,6 +86,7 @@ def test_a_job_is_created_waited_for_described_listed_tagged_and_deleted(aws):
         assert "Requested resource not found." in gone.stderr
 
 
+@pytest.mark.long(9)
 def test_stop_ends_a_running_job(aws):
     name = f"cli-stop-{aws.version}-{time.time_ns() % 10**9}"
     aws("sagemaker", "create-training-job", "--cli-input-json", request_for(name, "sleep 60"))
@@ -101,6 +102,7 @@ def test_an_error_has_the_wording_of_the_real_service(aws):
     assert "Requested resource not found." in failed.stderr
 
 
+@pytest.mark.long(30)
 def test_s3_copies_and_syncs_both_ways(aws, tmp_path):
     prefix = f"s3://clary/cli-sync-{aws.version}-{time.time_ns() % 10**9}"
     source = tmp_path / "source"

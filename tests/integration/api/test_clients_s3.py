@@ -8,6 +8,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(300), pytest.mark.xdist_g
 SCRIPT = "s3_door.py"
 
 
+@pytest.mark.long(18)
 @pytest.mark.parametrize(("python", "has_arrow"), [(SDK2_PYTHON, False), (SDK3_PYTHON, True)], ids=["sdk2", "sdk3"])
 def test_s3_clients_of_each_environment_get_the_expected_results(service, python, has_arrow):
     output, facts = service.run_client(python, SCRIPT)

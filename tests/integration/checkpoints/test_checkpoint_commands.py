@@ -205,7 +205,7 @@ def test_a_missing_set_config_or_job_gives_different_errors(service, aws, job, p
     for arguments in ((name,), ("verify", name)):
         without = service.clary("checkpoints", *arguments, check=False)
         assert (without.returncode, without.stdout) == (3, "")
-        assert f"{name} has no CheckpointConfig: nothing of it is mirrored to S3" in without.stderr
+        assert f"{name} has no CheckpointConfig: its checkpoints are not mirrored to S3" in without.stderr
     wait(aws, name)
     unknown = service.clary("checkpoints", "no-such-job", check=False)
     assert (unknown.returncode, unknown.stderr) == (3, "clary: there is no training job 'no-such-job'\n")

@@ -14,6 +14,7 @@ from torch_ranks import TRAIN_PYTHON, names
 pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 
 
+@pytest.mark.long(11)
 def test_a_script_for_one_gpu_runs_unchanged(tmp_path: Path) -> None:
     done = run("--cuda-on-cpu", TRAIN_PYTHON, SCRIPTS / "mnist.py", SM_MODEL_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -40,6 +41,7 @@ def test_a_script_for_one_gpu_per_process_runs_unchanged(script: str, tmp_path: 
         assert "rank 1 of 2" in done.stdout
 
 
+@pytest.mark.long(13)
 @pytest.mark.needs("mpirun")
 @pytest.mark.parametrize(
     "words",

@@ -186,6 +186,7 @@ print("theirs", theirs.WHOSE)
 """
 
 
+@pytest.mark.long(11)
 def test_an_installed_aws_package_has_precedence(aws):
     base = "site/smdistributed/dataparallel"
     files = {"train.py": OTHERS_INSTALLED, f"{base}/__init__.py": "", f"{base}/torch/__init__.py": ""}

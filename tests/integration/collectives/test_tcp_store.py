@@ -125,7 +125,7 @@ def test_the_end_of_rank_zero_ends_the_waits_of_other_ranks(open_store):
     threading.Timer(0.2, first.close).start()
     with pytest.raises(BootstrapError, match=r"is lost: .*It lives in rank 0's process"):
         second.get("never", 10)
-    with pytest.raises(BootstrapError, match="closed or lost before"):
+    with pytest.raises(BootstrapError, match="closed or lost earlier"):
         second.set("a", b"")
 
 

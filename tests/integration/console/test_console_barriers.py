@@ -89,7 +89,7 @@ def barriers(page, axe, where):
     return found
 
 
-@pytest.mark.long
+@pytest.mark.long(50)
 def test_no_page_has_a_barrier(console, jobs, axe):
     places = [
         "/console/jobs",

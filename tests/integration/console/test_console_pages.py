@@ -567,6 +567,7 @@ def test_shortened_names_of_a_sweep_still_differ(page, console, jobs):
         )
 
 
+@pytest.mark.long(14)
 def test_the_number_of_ticks_is_limited_for_numbers_of_any_size(page, console, jobs):
     open_jobs(page, console)
     for ticks in (
@@ -579,6 +580,7 @@ def test_the_number_of_ticks_is_limited_for_numbers_of_any_size(page, console, j
         assert found <= 100, ticks
 
 
+@pytest.mark.long(13)
 def test_a_chart_updated_while_hidden_shows_the_new_lines(page, console, jobs):
     open_jobs(page, console)
     page.evaluate(

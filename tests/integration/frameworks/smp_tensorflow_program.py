@@ -403,7 +403,7 @@ def test_calls_with_wrong_results_are_refused(rank, size):
         loss = LOSS(labels, model(images)) + penalty
         return optimizer.get_gradients(loss, model.trainable_variables), loss
 
-    failure_of(GraphBuildError, lambda: has_own_penalty(images, labels), "another step", "kernel_regularizer")
+    failure_of(GraphBuildError, lambda: has_own_penalty(images, labels), "a different step", "kernel_regularizer")
     clipped = tf.keras.optimizers.SGD(0.1, global_clipnorm=1.0)
 
     @smp.step

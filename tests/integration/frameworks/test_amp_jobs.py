@@ -86,6 +86,7 @@ def test_a_scripts_own_autocast_works_and_sagemaker_amp_works_without_it(aws, wa
     assert "sagemaker_amp" not in own_log
 
 
+@pytest.mark.long(9)
 def test_sagemaker_amp_is_logged_and_returns_float32_and_amp_reaches_the_script(aws):
     (plain, _), (ours, log) = (train(aws, "amp-bytes", BYTES, {"amp": '"O2"', **more}) for more in ({}, AMP))
     assert "clary: BytesModel trains under autocast in bfloat16 (sagemaker_amp)" in log

@@ -110,6 +110,7 @@ torch._dynamo.lookup_backend = broken
 """
 
 
+@pytest.mark.long(11)
 def test_a_model_that_cannot_be_compiled_trains_eagerly_and_logs_the_reason(aws, eager):
     program = SOURCE.replace("torch.set_num_threads(1)\n", f"torch.set_num_threads(1)\n{FAILING}", 1)
     facts, log = train(aws, "failing-compiler", COMPILER, files={PROGRAM: program})

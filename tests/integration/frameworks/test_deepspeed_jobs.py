@@ -200,7 +200,7 @@ def test_gradients_misaligned_for_the_disk_fail_the_job_instead_of_becoming_zero
         files = model_of(aws, described)
         assert json.loads(files["rank-0.json"])["losses"] == pytest.approx(alone["losses"], rel=1e-4)
     else:
-        assert "to an address that its disk refuses" in described["FailureReason"]
+        assert "into a memory address that its disk refuses" in described["FailureReason"]
         assert '"sub_group_size": 1' in described["FailureReason"]
 
 

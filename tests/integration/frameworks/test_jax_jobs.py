@@ -120,6 +120,7 @@ def test_a_process_that_dies_is_the_first_cause_and_ends_the_job(aws):
     assert "signal 9" in reason
 
 
+@pytest.mark.long(13)
 def test_an_exception_ends_the_job_at_once_despite_jaxs_barrier_at_exit(aws):
     request = script_request(aws, unique("jax-raises"), {"train.py": DIES}, instance_count=2)
     request["AlgorithmSpecification"]["TrainingImage"] = IMAGE

@@ -96,6 +96,7 @@ for step in range(100_000):
 """
 
 
+@pytest.mark.long(18)
 @pytest.mark.sweep("how")
 @pytest.mark.parametrize(
     ("how", "words"),

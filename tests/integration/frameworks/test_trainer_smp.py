@@ -122,7 +122,7 @@ def test_the_newest_version_trains_and_saves_in_a_job_of_two_hosts(aws, alone):
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
-@pytest.mark.long(60)
+@pytest.mark.long(135)
 def test_a_second_job_resumes_from_the_first_jobs_checkpoint(aws, alone, environment):
     place = f"s3://clary/checkpoints/{unique('resumed')}"
     for resume in ("no", "yes"):

@@ -171,7 +171,7 @@ def check(root: Path, trees: list[dict[str, str]]) -> int:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.long
+@pytest.mark.long(35)
 def test_agents_killed_at_any_moment_leave_no_partial_tree_under_a_final_name(weed, tmp_path):
     root = tmp_path / "cache"
     with ObjectStore(weed.endpoint) as store:

@@ -59,7 +59,7 @@ REFUSED = [
     (mounted(WHOLE, "/root"), "holds the state folder of the service or lies in it"),
     (mounted(OF_THE_SERVICE, "/secrets", "ro"), "holds the state folder of the service or lies in it"),
     (mounted(READABLE), "FileSystemAccessMode is rw, and jobs may only read it"),
-    (mounted(READABLE, "/set/../..", "ro"), "is not to be had"),
+    (mounted(READABLE, "/set/../..", "ro"), "cannot be opened"),
 ]
 
 

@@ -166,6 +166,7 @@ def test_requirements_are_installed_once_without_changing_the_environment(aws):
     assert "ModuleNotFoundError" in original.stderr
 
 
+@pytest.mark.long(9)
 def test_failing_requirements_fail_the_job_with_the_installers_message(aws):
     described = run_script(
         aws, "no-such-package", "print(1)", files={"requirements.txt": "iniconfig==999.0\n"}, timeout_s=60
@@ -603,6 +604,7 @@ def small_disk(cramped):
     return Clients(cramped)
 
 
+@pytest.mark.long(12)
 def test_a_program_that_ignores_sigterm_is_killed_after_the_grace(cramped):
     aws = Clients(cramped)
     name = unique("deaf")

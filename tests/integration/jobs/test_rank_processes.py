@@ -28,6 +28,7 @@ def start(scenario, size, *, core, port, hosts=(), **variables):
     return RankProcesses(PROGRAM, scenario, size, port=port, environment=environment, hosts=hosts)
 
 
+@pytest.mark.long(10)
 @pytest.mark.parametrize("hosts", [("a", "a", "a", "a"), ("a", "a", "b", "b"), ("a", "b", "c", "d")])
 def test_four_processes_reduce(core, port, hosts):
     with start("reduce", 4, core=core, port=port, hosts=hosts, CLARY_COLLECTIVE_SECRET="of the job") as ranks:

@@ -162,7 +162,7 @@ def test_a_job_outside_a_rehearsal_gets_no_fault(own, aws):
             "POST", f"/clary/v1/jobs/{name}/strike", body=body, headers={"authorization": f"Bearer {token}"}
         )
         answer = connection.getresponse()
-        assert (answer.status, "is no rehearsal" in answer.read().decode()) == (403, True)
+        assert (answer.status, "is not a rehearsal" in answer.read().decode()) == (403, True)
     finally:
         connection.close()
     time.sleep(1)

@@ -80,6 +80,7 @@ def complaints(log):
     return [line for line in log if "health: " in line and any(word in line for word in words)]
 
 
+@pytest.mark.long(9)
 def test_if_sick_hosts_are_only_reported_the_program_runs_during_the_measurement(
     telling_service,
 ):

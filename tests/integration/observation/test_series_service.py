@@ -171,7 +171,7 @@ def test_boto3_lists_the_metrics_of_a_host_and_reads_several_at_once(aws, agent)
     most, total = answer["MetricDataResults"]
     assert (most["Id"], most["StatusCode"], total["Id"]) == ("most", "Complete", "total")
     assert (most["Values"][-1], sum(total["Values"])) == (agent.next_row - 1, sum(range(agent.next_row)))
-    with pytest.raises(ClientError, match="answers no Expression") as refused:
+    with pytest.raises(ClientError, match="does not support Expression") as refused:
         aws.cloudwatch.get_metric_data(MetricDataQueries=[{"Id": "e", "Expression": "most * 2"}], **span(agent))
     assert refused.value.response["Error"]["Code"] == "ValidationError"
 

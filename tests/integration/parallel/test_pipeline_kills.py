@@ -36,6 +36,7 @@ def cases(backend, name):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.long(14)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("backend", "name", "num_actions"), [("gloo", "1f1b", 12), ("gloo", "zbv", 24), ("smddp", "1f1b of two", 8)]

@@ -19,6 +19,7 @@ def test_pipelines_over_gloo(name: str, size: int) -> None:
     assert_passed(PROGRAM, name, size, CLARY_TEST_BACKEND="gloo", GLOO_SOCKET_IFNAME="lo")
 
 
+@pytest.mark.long(9)
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(PROGRAM))
 def test_pipelines_over_smddp(name: str) -> None:

@@ -12,6 +12,7 @@ from seed_listings import HERE
 pytestmark = [pytest.mark.needs("train"), pytest.mark.timeout(180), pytest.mark.xdist_group("seeds")]
 
 
+@pytest.mark.long(11)
 def test_torchvision_works_except_for_compiled_operators_which_raise(digits):
     done = subprocess.run(
         [str(TRAIN_PYTHON), str(HERE / "torchvision_program.py"), str(digits)],

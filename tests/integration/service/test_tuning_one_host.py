@@ -30,6 +30,7 @@ def service(tmp_path):
     made.clary("down")
 
 
+@pytest.mark.long(27)
 def test_trials_share_one_host_until_one_leaves_a_trace(service):
     aws = Clients(service)
     request = tuning_request(

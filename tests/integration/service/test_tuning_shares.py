@@ -55,6 +55,7 @@ def test_four_trials_run_at_once_on_one_host_each_with_its_part_of_the_memory(se
     assert said, logs[0]
 
 
+@pytest.mark.long(10)
 def test_a_job_without_a_host_share_takes_a_whole_host_and_a_wrong_share_is_refused(service):
     aws = Clients(service)
     with pytest.raises(aws.sagemaker.exceptions.ClientError, match=r"expected a fraction of a host from 0\.01 to 1"):

@@ -66,7 +66,7 @@ def test_throw_on_early_termination_raises_when_the_first_replica_ends(rank, siz
 
     error = failure_of(run)
     assert isinstance(error, RuntimeError), repr(error)
-    assert "ranks [0] have no more batches, ranks [1] have" in str(error), str(error)
+    assert "ranks [0] have no more batches, but ranks [1] still have some" in str(error), str(error)
 
 
 def test_an_exception_in_the_join_block_is_raised_without_a_wait(rank, size):

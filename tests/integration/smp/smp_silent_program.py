@@ -247,7 +247,7 @@ def test_clipping_of_some_parameters(rank, size):
         model, _ = wrapped(**keys)
         train_step(model, *own_batch(rank))
         failure = failure_of(lambda model=model: nn.utils.clip_grad_norm_(list(model.parameters())[:1], 1.0))
-        assert "clipped together alone; pass model.parameters()" in str(failure), failure
+        assert "must be clipped together; pass model.parameters()" in str(failure), failure
         failure = failure_of(lambda model=model: nn.utils.clip_grad_value_(model.parameters(), 1.0))
         assert "optimizer.clip_master_grads(max_norm)" in str(failure)
 
@@ -379,6 +379,6 @@ def test_a_collective_call_of_one_rank_alone_is_an_error(rank, size):
     if rank == 0:
         model._runtime.groups._timeout_s = 20
         failure = failure_of(model.state_dict)
-        assert "is called by all of them, and not by rank 0 alone" in str(failure), failure
+        assert "must be called by all of them, not by rank 0 alone" in str(failure), failure
     else:
         assert "heard nothing" in str(failure_of(partial(train_step, model, *own_batch(0))))

@@ -27,7 +27,7 @@ def test_mistakes_on_two_ranks(name: str) -> None:
     assert_passed(MISTAKES, name, 2, **VARIABLES)
 
 
-@pytest.mark.long(25)
+@pytest.mark.long(38)
 @pytest.mark.timeout(200)
 @pytest.mark.xdist_group("smp-silent")
 @pytest.mark.parametrize("name", names(SILENT))

@@ -14,6 +14,7 @@ PYTHON = python_of("hf")
 pytestmark = pytest.mark.needs("hf")
 
 
+@pytest.mark.long(25)
 @pytest.mark.timeout(200)
 @pytest.mark.xdist_group("smp-huggingface")
 @pytest.mark.parametrize("name", names(PROGRAM))

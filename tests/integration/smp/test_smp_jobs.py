@@ -88,6 +88,7 @@ def test_smp_v2_shards_inside_hosts_and_replicates_between_them(client_runs, sdk
         assert json.loads(facts["mp_parameters"]) == GIVEN[sdk]
 
 
+@pytest.mark.long(80)
 @pytest.mark.parametrize("sdk", SHARDED_FORMS)
 def test_smp_v2_learns_with_one_model_on_all_ranks(client_runs, sdk):
     ranks, _ = ranks_of(client_runs, SHARDED_FORMS[sdk][1:])

@@ -22,7 +22,7 @@ def assert_same(ours: Curve, peer: Curve) -> None:
 
 
 @needs_transformers
-@pytest.mark.long
+@pytest.mark.long(34)
 def test_gpt2_in_a_pipeline_learns_as_replicas_do():
     assert_same(train(replace(QUICK_GPT2, way="pipeline"), limit_s=LIMIT_S), train(QUICK_GPT2, limit_s=LIMIT_S))
 

@@ -9,6 +9,7 @@ from torch_ranks import assert_passed, names
 PROGRAM = Path(__file__).with_name("smp_surface_program.py")
 
 
+@pytest.mark.long(16)
 @pytest.mark.timeout(200)
 @pytest.mark.xdist_group("smp-surface")
 @pytest.mark.parametrize("name", names(PROGRAM))

@@ -15,6 +15,7 @@ PYTHON = python_of("trainer")
 pytestmark = pytest.mark.needs("trainer")
 
 
+@pytest.mark.long(21)
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(PROGRAM))
 def test_trainer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

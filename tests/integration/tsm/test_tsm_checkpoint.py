@@ -12,6 +12,7 @@ STATES = Path(__file__).with_name("tsm_states_program.py")
 pytestmark = pytest.mark.xdist_group("tsm-checkpoint")
 
 
+@pytest.mark.long(19)
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(CHECKPOINT))
 def test_distributed_checkpoints(name: str) -> None:

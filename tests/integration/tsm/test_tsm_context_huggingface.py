@@ -15,6 +15,7 @@ PYTHON = python_of("hf")
 pytestmark = pytest.mark.xdist_group("tsm-context-huggingface")
 
 
+@pytest.mark.long(16)
 @pytest.mark.needs("hf")
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(PROGRAM))

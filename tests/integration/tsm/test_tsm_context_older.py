@@ -15,6 +15,7 @@ VERSIONS = ("transformers-4.37", "transformers-4.46")
 pytestmark = pytest.mark.xdist_group("tsm-context-older")
 
 
+@pytest.mark.long(12)
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(PROGRAM))
 @pytest.mark.sweep("version")

@@ -14,6 +14,6 @@ pytestmark = pytest.mark.xdist_group("tsm-degrees")
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", names(PROGRAM))
-@pytest.mark.long
+@pytest.mark.long(43)
 def test_experts_and_sequences_spread_by_degrees(name: str, size: int) -> None:
     assert_passed(PROGRAM, name, size, CLARY_TEST_BACKEND="gloo")

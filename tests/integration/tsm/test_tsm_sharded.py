@@ -21,6 +21,6 @@ def test_sharded_states(name: str) -> None:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", names(REPLICAS))
-@pytest.mark.long
+@pytest.mark.long(33)
 def test_sharded_states_of_replicas(name: str) -> None:
     assert_passed(REPLICAS, name, 4, CLARY_TEST_BACKEND="gloo", CLARY_TEST_FAMILIES="own")

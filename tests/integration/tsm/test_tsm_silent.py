@@ -8,6 +8,7 @@ from torch_ranks import assert_passed, names
 PROGRAM = Path(__file__).with_name("tsm_silent_program.py")
 
 
+@pytest.mark.long(14)
 @pytest.mark.timeout(200)
 @pytest.mark.xdist_group("tsm-silent")  # a program runs once in each worker: run all its functions in one worker
 @pytest.mark.parametrize("name", names(PROGRAM))

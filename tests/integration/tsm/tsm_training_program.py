@@ -179,7 +179,7 @@ def test_groups_and_ranks_are_those_of_the_degree(rank, size):
 def test_groups_of_the_scripts_own_are_refused_with_a_degree(rank, size):
     state.reset()
     init({"hybrid_shard_degree": 2})
-    refused(lambda: wrapped(Model(), process_group=dist.group.WORLD), ValueError, "makes groups")
+    refused(lambda: wrapped(Model(), process_group=dist.group.WORLD), ValueError, "groups are made")
     state.reset()
 
 

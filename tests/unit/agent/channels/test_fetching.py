@@ -295,7 +295,7 @@ def test_file_system_channel_must_exist_on_the_host(store, tree, tmp_path):
     (tmp_path / "nfs" / "link").symlink_to("/etc")
     for path, below in (("gone", ""), ("file", ""), ("nfs", "gone"), ("nfs", "link"), ("nfs", "..")):
         channel = make_channel(None, file_system_path=str(tmp_path / path), file_system_folder=below)
-        assert "is no folder that can be had" in refusal(channel, store, tree)
+        assert "cannot be opened as a folder" in refusal(channel, store, tree)
 
 
 def test_fetching_twice_gives_the_same_files(store, tree):

@@ -49,7 +49,7 @@ def read(folder: Path, text: str) -> RequirementFiles:
         ("-r folder", "found a folder"),
         ("-r giant.txt", f"longer than {MAX_FILE_BYTES} bytes"),
         ("-r round.txt", "includes itself, by way of requirements.txt and round.txt"),
-        ("-r deep-0.txt", f"more than {MAX_DEPTH} in one another"),
+        ("-r deep-0.txt", f"nested more than {MAX_DEPTH} deep"),
         ("\n".join(f"-r many-{number}.txt" for number in range(MAX_FILES)), f"more than {MAX_FILES} files"),
     ],
 )

@@ -44,7 +44,7 @@ async def test_a_database_whose_lease_another_service_keeps_is_refused_at_the_de
     monkeypatch.setattr(ownership, "LEASE_TTL_S", 0.0)
     monkeypatch.setattr(ownership, "LEASE_RENEWAL_S", -1.0)
     assert await store.acquire_lease(LEASE_NAME, "stranger", 60.0) is not None
-    with pytest.raises(StoreError, match="another service moves the jobs of this database"):
+    with pytest.raises(StoreError, match="another service runs the jobs of this database"):
         async with database_lease(store, folder, asyncio.Event()):
             pass
 

@@ -60,14 +60,14 @@ WRONG = {
     "agent": (403, "AccessDenied", "the token does not open attempt 1 of job"),
     "pool": (403, "AccessDenied", "the token does not open pool {pool}"),
     "program": (403, "AccessDenied", "the token does not open the status of job"),
-    "owner": (403, "AccessDenied", "the token does not open this service"),
+    "owner": (403, "AccessDenied", "this service does not accept the token"),
     "box": (403, "AccessDenied", "the token does not open box box1"),
     "joiner": (
         403,
         "AccessDenied",
         "the token does not let a box join: it was used, or has expired; make one with: clary hosts token",
     ),
-    "token": (403, "AccessDenied", "the token does not open this service"),
+    "token": (403, "AccessDenied", "this service does not accept the token"),
     "scraper": (
         403,
         "AccessDenied",
@@ -207,7 +207,7 @@ async def test_every_route_accepts_the_callers_that_it_is_for(world):
         for token_of, token in world.tokens.items():
             if opens(who, token_of):
                 status, code, words = await world.ask(method, path, token)
-                assert status not in (401, 403) or "is no rehearsal" in words, (method, path, code, words)
+                assert status not in (401, 403) or "is not a rehearsal" in words, (method, path, code, words)
                 assert (status == 404) <= ("dump" in path or "profile" in path or "plan" in path or "no" in words)
 
 

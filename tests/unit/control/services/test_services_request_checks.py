@@ -168,7 +168,7 @@ async def test_more_time_than_the_quota_is_refused_with_the_message_of_sagemaker
         "The account-level service limit 'Longest run time for a training job' is 2419200 Seconds, with current "
         "utilization of 0 Seconds and a request delta of 2419201 Seconds."
     )
-    assert message.endswith("Here the limit is setting max_runtime_s.")
+    assert message.endswith("On this service the setting max_runtime_s is the limit.")
 
 
 async def test_an_unknown_type_is_warned_of_with_the_nearest_name(plane):

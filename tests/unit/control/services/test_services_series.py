@@ -202,7 +202,7 @@ async def test_get_metric_data_leaves_out_queries_with_return_data_false(service
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ({"Id": "e", "Expression": "cpu * 2"}, "answers no Expression"),
+        ({"Id": "e", "Expression": "cpu * 2"}, "does not support Expression"),
         ({"Id": "e"}, "needs a MetricStat"),
         (metric_query("p", "CPUUtilization", stat="p99"), "'p99'"),
         (metric_query("p", "CPUUtilization", period=0), "at least 1 second"),

@@ -88,7 +88,7 @@ def test_a_changed_or_added_byte_is_detected(tmp_path):
     path = write_commit(tmp_path, b"x" * 100)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + b"y")
-    with pytest.raises(CommitError, match="not that of its checksum"):
+    with pytest.raises(CommitError, match="does not match its checksum"):
         read_commit(str(tmp_path))
     path.write_bytes(whole + b"y")
     with pytest.raises(CommitError, match="holds 101 bytes of 100"):

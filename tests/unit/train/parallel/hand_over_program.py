@@ -166,7 +166,7 @@ def test_a_loan_to_a_rank_that_agreed_to_none_is_refused():
     lender = FakeLender({})
     found = failure_of(lambda: through(Message(Subject.OUTPUT, None, None, [torch.ones(5)]), lender.lend))
     assert isinstance(found, OSError)
-    assert "agreed to none" in str(found)
+    assert "not agreed to any loan" in str(found)
 
 
 def test_no_tensor_is_lent_after_a_decision_for_host_memory():

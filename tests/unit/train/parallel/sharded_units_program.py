@@ -92,7 +92,7 @@ def test_registered_parameters_without_an_owner_are_refused():
         register_parameter(module, torch.ones(2))
     except TypeError as error:
         failure = str(error)
-    assert "no Parameter" in failure, failure
+    assert "expected a Parameter" in failure, failure
 
 
 @dataclasses.dataclass

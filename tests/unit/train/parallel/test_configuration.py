@@ -38,7 +38,7 @@ def test_the_two_names_of_the_pipeline_degree_are_one_key():
         assert found.partitions == found.pipeline_parallel_degree == 2
     assert read_configuration({"pipeline_parallel_degree": 4}, {"partitions": 2}).partitions == 4
     assert read_configuration({"pipeline_parallel_degree": 2, "partitions": 2}).partitions == 2
-    with pytest.raises(ValueError, match="they are one key"):
+    with pytest.raises(ValueError, match="two names of the same key"):
         read_configuration({"pipeline_parallel_degree": 4, "partitions": 2})
 
 

@@ -166,7 +166,7 @@ def test_a_read_to_an_address_that_the_disk_refuses_is_an_error_with_the_remedy(
     monkeypatch.setenv("SM_CURRENT_HOST", "algo-1")
     with pytest.raises(RuntimeError, match=r'disk refuses .* train on zeros .* "sub_group_size": 1') as raised:
         loaded_handle().async_pread(Example(4096 + 256), disk, 0)
-    assert str(raised.value).startswith(f"DeepSpeed on algo-1: offload to nvme reads {disk} to an address")
+    assert str(raised.value).startswith(f"DeepSpeed on algo-1: offload to nvme reads {disk} into a memory address")
 
 
 def test_a_read_to_an_aligned_address_succeeds(disk):

@@ -142,7 +142,7 @@ async def test_a_service_that_shuts_down_ends_rehearsals_and_accepts_no_more(des
     assert "the service was stopped while it ran" in over.why
     assert not process.is_alive()
     assert (await plane.job(kept.rehearsal)).status.value == "Stopped"
-    with pytest.raises(WireError, match="the service is leaving"):
+    with pytest.raises(WireError, match="the service is shutting down"):
         await desk.start("passes", ORDER)
 
 

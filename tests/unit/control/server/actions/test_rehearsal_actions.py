@@ -104,8 +104,8 @@ async def test_a_job_that_is_no_rehearsal_gets_no_faults_and_has_no_records():
     faults = FakeFaults()
     error = await refused(faults, {"kind": "kill", "hosts": ["algo-1"]}, request=running_job().request)
     assert (error.code, error.http_status) == ("AccessDenied", 403)
-    assert "job-1 is no rehearsal and is not struck; make one of it with: clary rehearse job-1" in error.message
-    with pytest.raises(WireError, match="is no rehearsal"):
+    assert "job-1 is not a rehearsal and is not struck; make one of it with: clary rehearse job-1" in error.message
+    with pytest.raises(WireError, match="is not a rehearsal"):
         await people(faults, request=running_job().request).handle(request(f"{JOB}/records"))
 
 
@@ -121,8 +121,8 @@ async def test_a_wrong_token_injects_no_fault_and_reads_nothing():
     [
         ([], "expected kind"),
         ({"kind": "flood"}, "expected kind"),
-        ({"kind": "kill"}, "expected hosts"),
-        ({"kind": "kill", "hosts": "algo-1"}, "expected hosts"),
+        ({"kind": "kill"}, "expected a list of hosts"),
+        ({"kind": "kill", "hosts": "algo-1"}, "expected a list of hosts"),
         ({"kind": "kill", "hosts": ["algo-9"]}, "no host algo-9; it has algo-1, algo-2"),
         ({"kind": "partition", "hosts": ["algo-1"], "between": True}, "takes two hosts, got algo-1"),
         ({"kind": "partition", "hosts": ["algo-1", "algo-1"], "between": True}, "takes two hosts"),

@@ -108,14 +108,14 @@ async def test_an_order_with_the_name_of_the_job_starts_a_rehearsal(shelf):
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ([], "say that you want it with confirm"),
-        ({}, r"confirm, the job's name \(job-1\), got None"),
+        ([], "to confirm this, set confirm"),
+        ({}, r"set confirm to the job's name \(job-1\), got None"),
         ({**KILL, "confirm": "job-2"}, "got job-2"),
-        ({"confirm": "job-1"}, "nothing strikes"),
+        ({"confirm": "job-1"}, "the rehearsal has no fault"),
         ({**KILL, "faults": [{"kind": "kill", "text": "algo-9@5s"}]}, "the job has no host algo-9"),
         ({**KILL, "faults": [{"kind": "slow", "text": "algo-1@5s:1mbit"}]}, "no network"),
-        ({"cancel": "1"}, "cancel names a rehearsal by its number"),
-        ({"cancel": True}, "cancel names a rehearsal by its number"),
+        ({"cancel": "1"}, "cancel must be the number of a rehearsal"),
+        ({"cancel": True}, "cancel must be the number of a rehearsal"),
     ],
 )
 async def test_an_impossible_order_is_refused_with_a_message_and_starts_no_rehearsal(shelf, body, why):

@@ -169,6 +169,7 @@ async def test_a_grid_tries_each_point_once_although_some_fail(runs):
     assert await runs.status() == "Completed"
 
 
+@pytest.mark.long(10)
 @pytest.mark.parametrize("strategy", ["Random", "Bayesian", "Hyperband"])
 async def test_the_same_seed_gives_the_same_proposals_for_the_same_results(runs, strategy):
     for name in ("one", "two"):

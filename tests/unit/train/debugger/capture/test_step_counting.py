@@ -125,7 +125,7 @@ def test_counts_that_cannot_be_stored_cost_a_log_line(folder: Path, caplog: pyte
     file.add("worker_0", 1, -1, -1, -1)
     os.close(taken)  # the descriptor still belongs to the program
     assert (folder / "of the program").read_bytes() == b""
-    assert "the program has closed their file" in caplog.text
+    assert "the program has closed the file of step counts" in caplog.text
 
 
 def goes_on(at: Path, *steps: int, after: int, ends: bool = True) -> Writer:
