@@ -23,24 +23,26 @@ Written by `python tools/make_api_page.py` from `src/clary/control/jobs/members`
 
 Each member of a request is honoured, accepted with a warning, or refused. A warning stands in the first lines of the
 job's log and below `warnings` in `clary describe`. A refusal is a ValidationException that says what to change, and no
-job is made. A row for a structure decides on everything inside of it. A member with `false`, zero or nothing in it says
-what its absence says, unless its row says otherwise. How this machine and its environment differ from what the request
-names (CPUs, memory, GPUs, versions of an image) stands below `emulation`, apart from warnings; an instance type that
-nobody knows is a warning. Sentences are those of engine local; with slurm and boxes they name nodes, their disks and
-the network between them. A member that this release does not know is a warning of a job, and refused elsewhere.
+job is created. A row for a structure covers all members inside it. A member whose value is `false`, zero or empty is
+treated as if it were absent, unless its row says otherwise. `emulation` lists, apart from warnings, how this machine
+and its environment differ from the request (CPUs, memory, GPUs, versions of an image). An unknown instance type is a
+warning. The quoted messages are those of engine local; with slurm and boxes they name nodes, their disks and the
+network between them. In requests that create or update a job, a member that this release does not know causes a
+warning; in other requests it is refused.
 
-Rules on several members together, such as InstanceGroups beside InstanceType, refuse in words of their own.
+Rules on several members together, such as InstanceGroups beside InstanceType, have refusal messages of their own.
 """
 DEFAULTS = """
-## Defaults that Describe tells
+## Defaults that Describe returns
 
-DescribeTrainingJob, and Search as far as its structure has them, tell these members where the request left them out.
+If a request left these members out, DescribeTrainingJob returns them with these values; Search does too, as far as its
+structure has them.
 
-| member | told |
+| member | returned |
 |---|---|
 """
 OTHERWISE = """
-These have a default too, and go by rules of their own:
+These members have a documented default too, but follow rules of their own:
 
 | member | rule |
 |---|---|
@@ -48,12 +50,13 @@ These have a default too, and go by rules of their own:
 PROFILER = """
 `ProfilingStatus` is Enabled with a ProfilerConfig or with profiler rules, and Disabled without them or with
 DisableProfiler. A ProfilerConfig that says `DisableProfiler: true` and nothing else, which SDK v2 sends for
-`disable_profiler=True`, is not told: the SDK's own tests expect none of the real service.
+`disable_profiler=True`, is not returned: the SDK's own tests expect the real service to return none.
 """
 OTHERS = """
 ## Other operations
 
-Every member of every other operation that is answered is honoured or refused in its own words, but for these.
+In every other operation that is answered, each member is honoured, or refused with its own message. These members are
+the exceptions:
 
 | operation | members | without effect, because |
 |---|---|---|

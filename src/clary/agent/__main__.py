@@ -4,8 +4,8 @@ Where: an engine starts one agent for each host of an attempt. The host belongs 
 `CLARY_POOL_TOKEN`; the token of the pool's first attempt is in `CLARY_AGENT_TOKEN`. The agent exits with 0 after a
 release or the end of the pool, 143 after a signal, 1 after a failure of its own, 2 for a wrong command line.
 
-A signal is a notice that the host's capacity ends: the agent reports it to the service, which stops the whole gang; the
-agent exits once the gang has stopped (`supervisor.notice_period`).
+A signal announces that the host will be taken back: the agent reports this to the service, which stops the whole gang.
+The agent exits once the gang has stopped (`supervisor.notice_period`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not (token and pool_token):
         parser.error(f"the environment variables {' and '.join(TOKEN_VARIABLES)} must hold the agent's tokens")
     if options.own_mounts:
-        from clary.agent.host.mounts.own_disk import enter_own_mounts  # imported late: saves 1 ms without the option
+        # imported late: saves 1 ms if the option is not given
+        from clary.agent.host.mounts.own_disk import enter_own_mounts
 
         enter_own_mounts()  # before a second thread starts, which would keep the old mounts
     first = PoolAssignment(job=options.job, attempt=options.attempt, token=token)

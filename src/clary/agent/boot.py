@@ -36,7 +36,8 @@ from typing import Any
 
 SILENCE_LIMIT_S = 600.0  # without an answer from the service before this host gives up
 REQUEST_TIMEOUT_S = 60.0
-WAIT_S = 20.0  # of one request for enrolment: the service answers later only if it has news
+# time for which the service may delay its answer to a request for enrolment: it answers earlier only if it has news
+WAIT_S = 20.0
 PROGRAM_TIMEOUT_S = 15.0  # of munge and nvidia-smi
 MAX_BUNDLE_BYTES = 256 * 1024 * 1024
 MAX_ANSWER_BYTES = 1024 * 1024
@@ -60,7 +61,7 @@ class Failed(Exception):
 
 
 class Outdated(Exception):
-    """The service now has another bundle, because another release of it was started meanwhile."""
+    """The service now has another bundle, because another release of the service was started meanwhile."""
 
 
 def main() -> int:
@@ -132,7 +133,7 @@ class Service:
             path: below the service's URL.
             body: JSON, or None.
             most_bytes: limit of the answer's size.
-        Raises: OSError if the answer is missing or incomplete; Failed if it is longer.
+        Raises: OSError if the answer is missing or incomplete; Failed if it is longer than `most_bytes`.
         """
         connection = http.client.HTTPSConnection(self.host, self.port, timeout=REQUEST_TIMEOUT_S, context=self.context)
         try:
@@ -346,7 +347,7 @@ def _memory_bytes() -> int:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """Return the GPUs in the variables of this process's allocation, or all GPUs if no variable is set."""
+    """Return the GPUs that the variables of this process's allocation name, or all GPUs if no variable is set."""
     given = next(
         (
             os.environ[name]
@@ -356,7 +357,8 @@ def _gpus() -> list[dict[str, Any]]:
         None,
     )
     if "SLURM_JOB_ID" in os.environ and "SLURM_STEP_GPUS" not in os.environ and "SLURM_JOB_GPUS" not in os.environ:
-        return []  # a component without GPUs inherits CUDA_VISIBLE_DEVICES of another component
+        # without GPUs of its own, a component of a Slurm job inherits CUDA_VISIBLE_DEVICES of another component
+        return []
     known = {}
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
@@ -413,7 +415,7 @@ def _free_port() -> int:
 def _bundle(service: Service, digest: str, folder: str) -> str:
     """Return the folder of the agent's code; fetch the code if this node lacks it. Raises: Failed, Outdated."""
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
-        raise Failed(f"the service names no digest of a bundle: {digest[:80]!r}")
+        raise Failed(f"the service named no valid digest of a bundle: {digest[:80]!r}")
     place = os.path.join(os.path.dirname(os.path.dirname(folder)), "agent")
     target = os.path.join(place, digest)
     if os.path.isdir(target):
@@ -431,7 +433,7 @@ def _bundle(service: Service, digest: str, folder: str) -> str:
     if status == 404:
         raise Outdated(f"the service has no bundle {digest}")
     if status != 200 or hashlib.sha256(data).hexdigest() != digest:
-        raise Failed(f"the bundle {digest} did not come: status {status}, {len(data)} bytes")
+        raise Failed(f"the bundle {digest} was not received intact: status {status}, {len(data)} bytes")
     draft = f"{target}.{os.getpid()}"
     with zipfile.ZipFile(io.BytesIO(data)) as archive:  # verified by the digest above
         archive.extractall(draft)

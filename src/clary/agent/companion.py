@@ -42,7 +42,7 @@ class Companion:
         """Start with a program that has just been started."""
 
     def ended(self) -> None:
-        """Act on the end of every process of the program."""
+        """Act once every process of the program has ended."""
 
     def flush(self, limit_s: float) -> None:
         """Start to send all data measured so far, within `limit_s` unless the companion has a limit of its own."""

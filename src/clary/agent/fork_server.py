@@ -1,4 +1,4 @@
-"""Forks agents of the hosts on the service's machine: `python -P -m clary.agent.fork_server`.
+"""Forks the agents of hosts that run on the service's machine: `python -P -m clary.agent.fork_server`.
 
 Where: `control.engines.local.fork_server` starts it at the first launch. It imports the modules of an agent once, which
 takes 0.5 s of processor time; each fork of it is an agent that has imported them.
@@ -8,9 +8,10 @@ Orders come on standard input, one JSON object a line; each is answered by a lin
     {"command": [PYTHON, "-m", "clary.agent", ...], "environment": {...}, "log_path": "..."}
     {"pid": 4711, "started": "123456"}   or   {"error": "..."}
 
-A forked agent waits until its answer is written, and ends if this process ends before, so that no agent runs that the
-service does not know of. /proc shows the agent's own command and variables, by which the service finds it. The process
-ends with its input, that is, with the service, even if agents live on; and after IDLE_S without an order or an agent.
+A forked agent waits until its answer is written, and ends if this process ends first. So the service knows of every
+agent that runs. /proc shows the agent's own command and variables, by which the service finds it. The process ends when
+its input ends, that is, when the service ends, even if agents are still running. It also ends after IDLE_S without an
+order if no agent is running.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def main() -> int:
     unread = b""
     while True:
         if not select.select([orders], [], [], IDLE_S)[0]:
-            # A service that is process 1 reaps no strangers: agents without this parent would stay as zombies.
+            # If the service is process 1, it does not reap orphans: agents that outlived this process would stay as
+            # zombies.
             if _has_children():
                 continue
             break
@@ -121,7 +123,8 @@ def _become_agent(order: Mapping[str, Any], announce: int, wait: int) -> NoRetur
         if os.read(wait, 1) != _GO:
             os._exit(code)  # the fork server has ended, and perhaps the service never learnt of this process
         os.close(wait)
-        if not is_shown:  # the kernel refuses it: only a new interpreter shows its own command and variables
+        # the kernel refused to show other values: only a new interpreter shows the agent's own command and variables
+        if not is_shown:
             os.execve(command[0], command, environment)  # noqa: S606 - our own agent
         code = agent.main(command[_NUM_COMMAND_PARTS:])
     except SystemExit as error:

@@ -22,7 +22,7 @@ class NodeView:
     """The node of one host."""
 
     report: NodeReport
-    service_url: str  # URL of the carrier on 127.0.0.1
+    service_url: str  # URL on 127.0.0.1 of the carrier, which forwards connections to the service
 
     def seen(self, plan: LaunchPlan, host: str) -> LaunchPlan:
         """Return the plan with this host's values.
@@ -67,4 +67,4 @@ def read_node_view(path: str) -> NodeView:
         url = str(document.pop("service_url"))
         return NodeView(report=from_plain(NodeReport, document), service_url=url)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ContractError) as error:
-        raise AgentError(f"{path}: does not hold what the boot found on this node: {error}") from error
+        raise AgentError(f"{path}: does not hold the boot program's report about this node: {error}") from error

@@ -1,8 +1,8 @@
 """Bounded queue of items that the service has not yet acknowledged, numbered from 0; drops the oldest first.
 
-Where: `metrics.row_store` and `training.finding_store` are outboxes; a `sender` sends stretches of items and, by the
-service's answer, acknowledges or drops them. An outbox has no thread and no clock: it determines the age of items by a
-comparison of items.
+Where: `metrics.row_store` and `training.finding_store` are outboxes; a `sender` sends stretches of items and
+acknowledges or drops them, depending on the service's answer. An outbox has no thread and no clock: it determines the
+age of items by a comparison of items.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ dumps and profiles, one message each, are sent by `send_until_taken`.
 [Note: guarantees for numbered items]
 Items are stored in order, each once: the service skips numbers that it has, and returns the number that it wants next,
 so that a batch may be sent again after a lost answer. While the service is unreachable, hangs or restarts, items wait
-in the outbox. If later items matter more, items that the service refuses or never accepts are dropped and counted;
-otherwise they are sent until the service accepts them. Items that a killed agent had not sent are lost, except log
-lines, which are on disk.
+in the outbox. Senders whose later items matter more than earlier ones (those with `give_up`) drop and count items that
+the service refuses or never accepts; all other senders repeat items until the service accepts them. Items that a killed
+agent had not sent are lost, except log lines, which are on disk.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class NotWanted(AgentError):
-    """The service is an older release without this request."""
+    """The service is an older release that does not know this request."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class Sender(Worker):
         Args:
             end: the number.
             timeout_s: longest wait.
-            outlasts_outages: whether `timeout_s` counts only time without progress, and not while the service is
-                unreachable.
+            outlasts_outages: if true, `timeout_s` limits the time without progress instead of the whole wait, and time
+                in which the service is unreachable does not count.
             is_vain: called several times per second; True ends the wait.
         """
         self._moved_at_s = began_s = time.monotonic()
@@ -164,7 +164,8 @@ class Sender(Worker):
             self._num_vain = 0
             self._note_moved()
             return 0.0
-        # The service wants items that were acknowledged or dropped; it accepts a gap that a later batch explains.
+        # The service asks for items that this sender no longer has, because they were acknowledged or dropped. It
+        # accepts such a gap once a later batch reports it, so try again.
         self._num_vain += 1
         if self._give_up is not None and self._num_vain >= MOST_VAIN:
             self._num_vain = 0

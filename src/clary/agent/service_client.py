@@ -185,7 +185,7 @@ class ServiceClient:
         return _read(SampleReceipt, self._samples.call("POST", "samples", body=_encode(to_plain(batch))))
 
     def send_training(self, batch: TrainingBatch) -> TrainingReceipt:
-        """Send the program's findings of its training. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
+        """Send findings about the program's training. Raises: ServiceUnreachable, ServiceRefused, AttemptOver."""
         return _read(TrainingReceipt, self._training.call("POST", "training", body=_encode(to_plain(batch))))
 
     def send_dump(self, dump: HostDump) -> None:
@@ -256,7 +256,8 @@ class _Connection:
         self._address = address
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         self._http: http.client.HTTPConnection | None = None
-        # Guards `_http` against abort and close by other threads and by a signal handler in the thread that holds it.
+        # Guards `_http` against abort and close by other threads; a signal handler may call them in the thread that
+        # holds the lock.
         self._lock = threading.RLock()
         self._is_closed = False
 

@@ -276,7 +276,7 @@ class Folder:
 
     @contextlib.contextmanager
     def _parent(self, path: str) -> Iterator[tuple[int, str]]:
-        """Yield the open folder of a path, and its last part."""
+        """Yield the open parent folder of a path, and the path's last part."""
         *above, name = parts_of(path) or ("",)
         if not name:
             raise OSError(errno.EINVAL, "a path below the folder is expected, not the folder itself", path)

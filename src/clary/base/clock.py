@@ -20,7 +20,7 @@ class Clock(Protocol):
     """A source of time; tests pass a fake one."""
 
     def now(self) -> datetime:
-        """Return the time of day, aware, in UTC."""
+        """Return the current time as an aware datetime in UTC."""
 
     def monotonic(self) -> float:
         """Return seconds from an arbitrary start; never goes back."""
@@ -30,7 +30,7 @@ class SystemClock:
     """The machine's own clock."""
 
     def now(self) -> datetime:
-        """Return the time of day, aware, in UTC."""
+        """Return the current time as an aware datetime in UTC."""
         return datetime.now(timezone.utc)
 
     def monotonic(self) -> float:

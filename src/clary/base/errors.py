@@ -1,4 +1,4 @@
-"""Errors of Clary, one tree.
+"""Errors of Clary, in one class hierarchy.
 
     ClaryError
     |-- ContractError      a document (plan, message, settings) that breaks the contract between Clary's parts

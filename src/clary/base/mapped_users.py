@@ -1,11 +1,11 @@
-"""The users as which programs of a root service run: a range of ids that no user of the machine has.
+"""Users for the programs of a service that runs as root: a range of ids that no user of the machine has.
 
-Where: the anchor of a job's network makes a user namespace for the job, because a network namespace belongs to a user
-namespace; a host without a network of its own makes a user namespace for itself. Root inside the namespace is
-`first_id` on the machine, a user without files. Systemd documents the ids from 1879048192 to 2147483647 as unused, and
-useradd assigns subordinate ids below them. Each namespace takes one of 4096 ranges by the id of the process that makes
-it, so that concurrent jobs seldom share a range. Sharing a range is harmless, because hosts do not see each other's
-files.
+Where: the anchor (`fabric`), which keeps a job's network, makes a user namespace for the job, because a network
+namespace belongs to a user namespace; a host without a network of its own makes a user namespace for itself. Root
+inside the namespace is `first_id` on the machine, a user without files. Systemd documents the ids from 1879048192 to
+2147483647 as unused, and useradd assigns subordinate ids below them. Each namespace takes one of 4096 ranges by the id
+of the process that makes it, so that concurrent jobs seldom share a range. Sharing a range is harmless, because hosts
+do not see each other's files.
 Source: user_namespaces(7); systemd docs/UIDS-GIDS.md.
 """
 
@@ -34,7 +34,7 @@ class MappedUsers:
     first_id: int  # id on the machine of root inside, as user and as group
 
     def on_machine(self, inside: int) -> int:
-        """Return the id on the machine of a user or group of the namespace."""
+        """Return the machine's id for a user or group id of the namespace."""
         return self.first_id + (inside if 0 <= inside < NUM_IDS else _NOBODY)
 
 

@@ -1,4 +1,4 @@
-"""Finds out whether a folder of the machine shows a folder that is hidden from programs, also through mounts below it.
+"""Finds out whether a folder, or a mount below it, exposes a folder that is hidden from programs.
 
 Where: the service checks file systems when a job is created, and agents check them when a host is made. A bind of a
 folder includes the mounts below it, and a bind mount has another path than its source. So folders are compared by
@@ -21,7 +21,7 @@ class _Mount(NamedTuple):
 
 
 def shown_at(folder: Path | str, place: Path | str, *, mountinfo: str | None = None) -> str | None:
-    """Return the path at or below `folder` that shows `place`, a parent of it or a part of it; else None.
+    """Return the path at or below `folder` that exposes `place`, or a folder above or below `place`; else None.
 
     Args:
         folder: folder to show, with all mounts below it.

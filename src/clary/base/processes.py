@@ -131,7 +131,7 @@ def descendants_in(entries: Mapping[int, ProcessEntry], ancestors: Iterable[int]
 
     Args:
         entries: result of `read_process_list`.
-        ancestors: their pids.
+        ancestors: pids of the processes whose descendants are returned.
     """
     children: dict[int, list[int]] = {}
     for pid, entry in entries.items():

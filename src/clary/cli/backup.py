@@ -82,7 +82,7 @@ def run_restore(options: argparse.Namespace) -> int:
 
 
 def _settings() -> Settings:
-    """Return this machine's settings; raise ClaryError while a service elsewhere is chosen."""
+    """Return this machine's settings; raise ClaryError if the selected context is a service on another machine."""
     settings = load_settings()
     require_local(settings, "backup")
     return settings

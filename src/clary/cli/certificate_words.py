@@ -1,4 +1,4 @@
-"""The resume certificate in words."""
+"""Text of the certificate that states how a rehearsed job resumes."""
 
 from __future__ import annotations
 

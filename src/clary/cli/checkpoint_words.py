@@ -42,10 +42,10 @@ def count(number: int, noun: str) -> str:
 
 
 def set_row(entry: Mapping[str, Any], *, job_arn: str, now: datetime) -> tuple[str, ...]:
-    """Return the cells of a set below SET_HEADER.
+    """Return the cells of a checkpoint set's row, in the order of SET_HEADER.
 
     Args:
-        entry: a set, of the page `checkpoints`.
+        entry: a set from the service's page `checkpoints`.
         job_arn: ARN of the requested job; sets of other jobs are marked.
         now: time from which ages count.
     """
@@ -135,7 +135,7 @@ def _finding(found: Mapping[str, Any]) -> str:
 
 
 def _all_evidence(sets: Sequence[Mapping[str, Any]]) -> tuple[dict[str, int], float]:
-    """Return the evidence that files of all sets are whole, and the shortest rest of files with no other evidence."""
+    """Return evidence counts of all sets, and the shortest unchanged time of files with no other evidence."""
     counts: dict[str, int] = {}
     for item in sets:
         for text, number in (item.get("evidence") or {}).items():

@@ -1,6 +1,6 @@
 """`clary completion SHELL`: print the script that completes commands, options and names of jobs in bash, zsh or fish.
 
-The script holds the commands and options, so that completing them starts no Python; it calls `clary` for names alone.
+The script holds the commands and options, so that completing them starts no Python; it calls `clary` only to get names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NUM_JOBS = 200  # number of the newest jobs that are offered as completions
 _TAKES_JOB = ("job", "jobs", "words", "source")  # arguments that name a job; a source is JOB:WHAT
 _TAKES_TUNING = "tuning_job"
 _JOBS, _TUNING = f"clary jobs --names -n {NUM_JOBS}", "clary tuning --names"
-# Without a call of compinit, zsh has no completion, and bashcompinit has no base.
+# Until compinit is called, zsh has no completion for bashcompinit to build on.
 _ZSH_START = """(( $+functions[compdef] )) || { autoload -U compinit && compinit -i }
 autoload -U +X bashcompinit && bashcompinit
 """

@@ -1,4 +1,4 @@
-"""`clary context`: name services elsewhere, and choose the service that commands talk to."""
+"""`clary context`: give names to remote services, and choose the service that commands talk to."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def read_service(document: Any) -> RemoteService:
 
 
 def service_settings(settings: Settings, service: RemoteService) -> Settings:
-    """Return the settings of the service's machine that clients read."""
+    """Return the settings, with the values that clients read taken from the service's machine."""
     return replace(
         settings,
         region=service.region,
@@ -180,7 +180,8 @@ def _of_environment(environ: Mapping[str, str]) -> RemoteService:
     if missing:
         raise ClaryError(
             f"{URL_VARIABLE} names a service, and {', '.join(missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} not set; `clary context export` there prints all of it",
+            f"{('is' if len(missing) == 1 else 'are')} not set; `clary context export` on the service's "
+            "machine prints all of them",
             fault=Fault.USER,
         )
     service = RemoteService(

@@ -50,7 +50,8 @@ def _source(text: str) -> tuple[str, str]:
     job, colon, thing = text.partition(":")
     if not colon or not job:
         raise ClaryError(
-            f"expected JOB:WHAT, as in my-job:{MODEL}, got {text!r}; files only come from jobs to this machine",
+            f"expected JOB:WHAT, as in my-job:{MODEL}, got {text!r}; files can be copied only from jobs "
+            "to this machine",
             fault=Fault.USER,
         )
     if thing not in THINGS:

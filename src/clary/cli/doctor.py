@@ -106,7 +106,7 @@ def _checked(name: str, look: Callable[[], Finding]) -> Finding:
 
 
 def _nodes(settings: Settings) -> list[Finding]:
-    """Return findings on the nodes of engines with other machines; empty for engine local."""
+    """Return findings on the nodes of an engine that uses other machines; empty for the engine `local`."""
     running = find_running(settings)
     if running is None or not running.is_healthy():
         return []
@@ -180,7 +180,7 @@ def _machine(engine: LocalEngine, settings: Settings) -> Finding:
 
 
 def _memory_limits(engine: LocalEngine, settings: Settings) -> Finding:
-    """Return the mechanism of the hosts' memory limits: of the running service, or of a service started now."""
+    """Return how hosts' memory is limited by the running service, or by a service that would start now."""
     running = find_running(settings)
     told = "" if running is None else running.record.memory_limits
     return Finding("memory limits", told or engine.memory_limits(looks_only=True))

@@ -77,7 +77,7 @@ def _frame_lines(frames: Sequence[Mapping[str, Any]], *, most: int | None) -> It
 
 
 def _call_rows(groups: Sequence[Mapping[str, Any]], *, most: int | None) -> list[list[str]]:
-    """Return a row for the ranks with the same last call, one process group after another."""
+    """Return one row for each set of ranks with the same last call, ordered by process group."""
     used = [group for group in groups if any(member["call"] for member in group["members"])]
     rows = []
     for group in used if most is None else used[:most]:

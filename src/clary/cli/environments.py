@@ -118,7 +118,7 @@ def _settings() -> Settings:
 
 
 def _environments(settings: Settings, probe: InterpreterProbe) -> dict[str, tuple[str, str]]:
-    """Return name -> interpreter and its source, as images are resolved."""
+    """Return name -> (interpreter, source), with the precedence by which images are resolved."""
     home = settings.home_folder
     found = {one.name: (one.python, "added") for one in added_environments(home)}
     found |= {name: (python, "settings") for name, python in settings.environments.items()}

@@ -14,7 +14,7 @@ OK, WARN, BAD, SKIPPED, PENDING = "ok", "warn", "bad", "skipped", "pending"
 _WORST_FIRST = (BAD, WARN, PENDING, OK, SKIPPED)
 _SHOWN = {OK: "ok", WARN: "warn", BAD: "BAD", SKIPPED: "-", PENDING: "..."}
 _COLOURS = {OK: "32", WARN: "33", BAD: "31;1", SKIPPED: "2", PENDING: "2"}
-_NAMELESS = (OK, SKIPPED, PENDING)  # states of cells that show no name of a check
+_NAMELESS = (OK, SKIPPED, PENDING)  # states whose cells do not show the names of checks
 _ENDED = ("Completed", "Failed", "Stopped")
 _HOST_CHECKS = ("disk", "memory", "clock", "gpu", "names", "port", "interface", "collective")
 _SELF = "\\"
@@ -70,7 +70,7 @@ def _own_cell(found: Sequence[Mapping[str, Any]], check: str) -> Cell:
 
 
 def _link_cell(found: Sequence[Mapping[str, Any]], host: str, peer: str) -> Cell:
-    """Return the worst finding of a link, with the link's name unless it is ok."""
+    """Return the state of a link's worst findings, with the names of the checks if it is warn or bad."""
     if host == peer:
         return _SELF, SKIPPED
     of_link = [finding for finding in found if finding["peer"] == peer]

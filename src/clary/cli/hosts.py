@@ -226,8 +226,8 @@ def _await_ready(connection: Connection, name: str, daemon: str) -> dict[str, An
             return box
         if time.monotonic() > deadline_s:
             raise ClaryError(
-                f"{name}: its daemon was started, and has not asked the service within {READY_LIMIT_S:.0f} s; see "
-                "node.log below ~/.clary-node there",
+                f"{name}: its daemon was started, but has not contacted the service within "
+                f"{READY_LIMIT_S:.0f} s; see node.log below ~/.clary-node there",
                 fault=Fault.INFRASTRUCTURE,
             )
         time.sleep(POLL_S)

@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _say_the_rest(num_printed: int, total: int) -> None:
-    """Print on stderr that the list is cut, so that programs can read the output."""
+    """Print on stderr that the list is incomplete, so that programs can parse stdout."""
     if total > num_printed:
         print(f"clary: {num_printed} of {total} jobs; -n {total} prints all", file=sys.stderr)
 

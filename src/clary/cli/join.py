@@ -133,7 +133,7 @@ def _request(
     finally:
         line.close()
     if not isinstance(answer, dict):
-        raise ClaryError(f"{url}{path} answers with no object", fault=Fault.INFRASTRUCTURE)
+        raise ClaryError(f"{url}{path} did not answer with a JSON object", fault=Fault.INFRASTRUCTURE)
     if response.status != http.client.OK:
         message = visible(str(answer.get("message", "no message")))
         raise WireError(str(answer.get("__type", response.status)), message, http_status=response.status)

@@ -54,7 +54,7 @@ EXAMPLES_HEAD = "examples:"
 
 
 class Commands:
-    """Registry in which modules declare their commands; a command's help begins with its line in the list."""
+    """Registry in which modules declare commands; a command's help begins with its text in the command list."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self.root = parser

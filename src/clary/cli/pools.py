@@ -9,7 +9,7 @@ from typing import Any
 from clary.cli.connection import Connection, connect
 from clary.cli.tables import duration, table
 
-MAX_RESULTS = 100  # of one ListTrainingJobs
+MAX_RESULTS = 100  # maximum of one ListTrainingJobs request
 LIVE = ("Available", "InUse")
 
 

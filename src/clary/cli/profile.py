@@ -72,8 +72,9 @@ def take(service: Connection, options: argparse.Namespace) -> dict[str, Any]:
             if time.monotonic() > end_s:
                 missing = ", ".join(page["missing"]) or "nobody"
                 raise ClaryError(
-                    f"profile {number} of {options.job} is not whole after {WAIT_S:g} s "
-                    f"({states_text(page['states'])}, missing: {missing}); later: clary profile {options.job} --last",
+                    f"profile {number} of {options.job} is not complete after {WAIT_S:g} s "
+                    f"({states_text(page['states'])}, missing: {missing}); later: clary profile {options.job} "
+                    "--last",
                     fault=Fault.INFRASTRUCTURE,
                 )
             progress.show(page)
@@ -83,7 +84,7 @@ def take(service: Connection, options: argparse.Namespace) -> dict[str, Any]:
 
 
 class _Progress:
-    """A line of progress on a terminal, which is overwritten."""
+    """A progress line on a terminal, overwritten in place."""
 
     def __init__(self, job: str) -> None:
         self._job = job

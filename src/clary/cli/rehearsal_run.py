@@ -48,7 +48,7 @@ class JobWatch:
     Args:
         name: name of the job.
         faults: planned faults, each with a step or a time.
-        reader: finds steps in lines.
+        reader: finds training steps in log lines.
     """
 
     connection: Connection
@@ -104,7 +104,7 @@ class JobWatch:
         )
 
     def result(self, *, has_checkpoints: bool) -> Run:
-        """Gather the job as it ended: attempts with their lines and records, times, metrics."""
+        """Gather the ended job's results: attempts with their lines and records, times, metrics."""
         self._wait_for_release()
         past = {entry["number"]: entry for entry in self.facts["past_attempts"]}
         attempts = []
@@ -152,7 +152,7 @@ class JobWatch:
             self.say(f"{self.name}: could not be deleted: {error.message}")
 
     def _keep_checkpoints(self) -> None:
-        """Record the hosts' checkpoint reports by attempt; a waiting job shows the reports of its last attempt."""
+        """Record hosts' checkpoint reports by attempt; a waiting job still shows its previous attempt's reports."""
         running = {host["name"] for host in self.facts["hosts"] if host["phase"] != "launching"}
         said = self.facts.get("checkpoints") or {}
         current = {host: facts for host, facts in said.items() if host in running or self.is_over}
@@ -194,7 +194,10 @@ class JobWatch:
         self.say(f"{self.name}: {item.fault}: struck {item.struck_at_s:.1f} s after training began")
 
     def _end(self, item: _Pending) -> None:
-        """End a fault that has a length, except network cuts that another fault needs; faults end with their hosts."""
+        """End a fault that has a length, but keep network cuts that another fault needs.
+
+        A fault also ends when its hosts end.
+        """
         item.over_at_s = None
         others = [other for other in self._pending if other is not item and self._goes_on(other)]
         fault = without_cuts(item.fault, [other.fault for other in others], num_hosts=len(self.facts["hosts"]))

@@ -1,4 +1,4 @@
-"""`clary rehearse JOB`: run the job with faults and an uninterrupted twin, and certify how the job resumes.
+"""`clary rehearse JOB`: run the job with faults and a twin without faults, and certify how the job resumes.
 
 Exit codes: 0 PASS, 1 FAIL, 3 INCONCLUSIVE; 2 for an impossible rehearsal, reported before anything starts.
 """
@@ -175,7 +175,8 @@ def _plan(options: argparse.Namespace, hosts: Sequence[str], refusals: dict[str,
     if options.random:
         if options.together:
             raise ContractError(
-                "--random strikes at shares of the twin's steps, known when it has ended: leave --together out",
+                "--random places faults at fractions of the twin's steps, which are known only after the "
+                "twin has ended: leave --together out",
                 fault=Fault.USER,
             )
         if options.seed is None:
@@ -184,7 +185,8 @@ def _plan(options: argparse.Namespace, hosts: Sequence[str], refusals: dict[str,
         faults += draw_faults(options.random, seed=options.seed, host_names=hosts, kinds=kinds)
     if not faults:
         raise ContractError(
-            "say what is to strike: --reclaim step:120, --kill algo-2@30s, --random 3", fault=Fault.USER
+            "no fault is given; say what is to strike the job: --reclaim step:120, --kill algo-2@30s, --random 3",
+            fault=Fault.USER,
         )
     for fault in faults:
         if fault.kind.value in refusals:
@@ -204,7 +206,7 @@ def _create(connection: Connection, request: dict[str, Any], watch: JobWatch, cr
 
 
 def _settled(faults: Sequence[PlannedFault], twin: Run, say: Any) -> list[PlannedFault]:
-    """Return the faults; faults that were drawn at random get their steps."""
+    """Return the faults, with steps filled in for faults that were drawn at random."""
     scale = scale_of(twin.attempts[-1].readings)
     steps = [(epoch if scale.counts_epochs else None, step) for epoch, step in scale.steps]
     settled = [settle(fault, steps) for fault in faults]
@@ -233,7 +235,7 @@ def _disk_size(text: str) -> int:
 
 def _suffix(text: str) -> str:
     if not re.fullmatch(r"[a-z0-9]{1,16}", text):
-        raise argparse.ArgumentTypeError(f"expected up to 16 small letters and digits, got {text[:40]!r}")
+        raise argparse.ArgumentTypeError(f"expected up to 16 lowercase letters and digits, got {text[:40]!r}")
     return text
 
 

@@ -51,7 +51,7 @@ class Place:
     ssh_options: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Refuse names with a meaning to a shell. Raises: ClaryError (fault USER)."""
+        """Refuse names that contain characters special to a shell. Raises: ClaryError (fault USER)."""
         if self.target and not _TARGET.fullmatch(self.target):
             raise ClaryError(
                 f"{self.target!a}: expected USER@BOX or a name of your ssh configuration", fault=Fault.USER
@@ -81,13 +81,13 @@ class Place:
 
 
 def ask_node(place: Place, verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a command of the daemon's file at a place and return its answer.
+    """Run a command of the packed daemon on a machine and return its answer.
 
     Args:
         place: machine on which to run it.
         verb: probe or install.
         document: input of the command, sent as JSON.
-    Raises: ClaryError with the error at the place and what to do.
+    Raises: ClaryError with the error on that machine and what to do.
     """
     place.check()
     packed = pack_node()

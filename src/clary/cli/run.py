@@ -1,7 +1,7 @@
-"""`clary run COMMAND`: run a program on this machine as in a job, with `smddp` and the foreign names.
+"""`clary run COMMAND`: run a program here as in a job, with `smddp` and Clary's stand-in libraries.
 
 No service is needed, and no data is recorded. The program finds Clary's train side in a folder that is removed
-afterwards, and at the end of PATH the launchers of libraries that Clary replaces; torch is the program's own.
+afterwards. The end of PATH holds launchers of libraries that Clary replaces; torch is the program's own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from clary.base.errors import ClaryError, Fault
 from clary.contract.ml_tree import MlTree
 from clary.contract.settings.hyperparameters import CUDA_ON_CPU_VARIABLE
 
-MASTER_PORT_VARIABLE = "CLARY_RUN_MASTER_PORT"  # `compat.clary_autoload` lets the ranks of mpirun meet at this address
+MASTER_PORT_VARIABLE = "CLARY_RUN_MASTER_PORT"  # `compat.clary_autoload` lets the ranks of mpirun meet at this port
 _LAUNCHERS = ("horovodrun", "smddprun", "smddpmprun")
 SIGNAL_EXIT = 128  # shells add this to a signal's number for the exit code
 

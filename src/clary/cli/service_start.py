@@ -1,7 +1,7 @@
 """Waits until the service that `clary up` has started is ready, as long as its log grows, and prints its progress.
 
 Where: `up`. The service itself limits its waits, above all the wait for the object store, and ends when a wait fails.
-So `up` gives up only a silent service, or a service that takes longer than two starts of the store may take: the
+So `up` gives up only on a service that is silent, or that takes longer than two starts of the store may take: the
 service first tries the store that an earlier service left, then starts another store.
 """
 

@@ -29,7 +29,7 @@ def main() -> int:
     if reason:
         print(f"clary: {reason}", file=sys.stderr)
         return EXIT_USAGE
-    # saves 80 ms, and an import that fails on such a machine
+    # imported late: saves 80 ms, and the import would fail on such a machine
     from clary.cli.main import main as run
 
     return run()

@@ -113,7 +113,7 @@ class _Lines:
         self._told: set[int] = set()
 
     def show(self, page: Mapping[str, Any]) -> None:
-        """Print the trials that have ended since the last page."""
+        """Print the trials that have ended since the previous page."""
         ended = [
             trial for trial in page["trials"] if trial["ended_at"] is not None and trial["number"] not in self._told
         ]

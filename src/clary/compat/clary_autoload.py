@@ -1,9 +1,9 @@
 """Registers Clary with torch at the end of `import torch`, through the entry point in the library folder of jobs.
 
-Scripts may then call `init_process_group("smddp")` without further imports, and `import torch.sagemaker`, as in AWS's
-images, and `import torch._six`, as in images with torch 1. The module installs the hook of a job's DebugHookConfig and
-begins to record the times of training steps (`train.steps`). A failure in this module would fail `import torch` for
-jobs that never use Clary's parts, so any error leaves torch unchanged; scripts that import
+Scripts may then call `init_process_group("smddp")` without further imports. They may also `import torch.sagemaker`, as
+in AWS's images, and `import torch._six`, as in images with torch 1. The module installs the hook of a job's
+DebugHookConfig and begins to record the times of training steps (`train.steps`). A failure in this module would fail
+`import torch` for jobs that never use Clary's parts, so any error leaves torch unchanged; scripts that import
 `smdistributed.dataparallel.torch.torch_smddp` themselves get the error. It runs in the user's environment, also in
 Python versions that Clary's train side does not support.
 """
@@ -106,7 +106,7 @@ def _say_too_old() -> None:
 
 
 def _install_hook() -> None:
-    """Install the hook that saves tensors by the job's DebugHookConfig; its failure must not end the program."""
+    """Install the hook that saves tensors as DebugHookConfig requests; its failure must not end the program."""
     if not _has(_DEBUGGER):
         return
     try:
@@ -138,7 +138,7 @@ def _register_smddp() -> None:
         # imported late: saves 752 ms in other programs, mostly torch's import
         from clary.train.collective.adapters.torch import registration
     except ImportError:
-        return  # the user's own folder `clary` has a subfolder of the same name
+        return  # a subfolder of the user's own folder `clary` hides a subpackage of Clary's with the same name
     registration.autoload()
 
 

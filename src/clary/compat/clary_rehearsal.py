@@ -1,9 +1,9 @@
 """Records the samples that a program draws and the steps of its optimizers; only in a rehearsal.
 
 Where: torch calls `register` at the end of `import torch`, through the entry point in the library folder of jobs (as
-`clary_autoload`); `clary rehearse` sets the variable. It runs in the user's environment, also in Python versions that
-Clary does not support. torch before 2.5 calls no entry points: samples are not recorded there. An error in this module
-leaves the program unchanged, and ends the record.
+`clary_autoload`); `clary rehearse` sets the variable `CLARY_REHEARSAL`. It runs in the user's environment, also in
+Python versions that Clary does not support. torch before 2.5 calls no entry points: samples are not recorded there. An
+error in this module leaves the program unchanged, and ends the record.
 
 One file for each process, one JSON object in each line, in the order of events:
 
@@ -33,7 +33,7 @@ MAX_RECORD_BYTES = 16 * 1024 * 1024  # limit for one process; at the limit the r
 
 
 class Record:
-    """Appends to this process's file; each line is written at its event."""
+    """Appends to this process's file; each line is written when its event happens."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

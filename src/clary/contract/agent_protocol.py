@@ -32,7 +32,7 @@ from clary.contract.deep_profiles import ProfileRequest
 from clary.contract.health import HealthFinding
 from clary.contract.job_rules import RuleFacts
 
-MAX_BATCH_LINES = 65_536  # limit of a LogBatch: empty lines take a hundred times their size in storage
+MAX_BATCH_LINES = 65_536  # limit of lines in a LogBatch: an empty line takes a hundred times its own size in storage
 AGENT_PATH = "/clary/v1/agents/{job}/{attempt}/{host}"
 POOL_PATH = "/clary/v1/pools/{pool}/{host}"
 HEARTBEAT_INTERVAL_S = 1.0
@@ -42,8 +42,10 @@ MAX_CLUE_CHARACTERS = 800  # limit of Clue.text; FailureReason has room for 1024
 FAILURE_GRACE_S = 2.0
 FAILURE_REASON = "failure"  # reason of the order to stop after a failure of the job
 RECLAIM_REASON = "reclaimed"  # reason of the order to stop when capacity is reclaimed
-NOTICE_MARGIN_S = 2.0  # longest part of a notice's grace that is reserved for the steps after the programs' end
-_NOTICE_MARGIN_PART = 0.095  # reserved share of a short grace: Slurm sends SIGKILL at the end of a whole second
+# longest part of a notice's grace period, in seconds, that is reserved for the steps after the programs' end
+NOTICE_MARGIN_S = 2.0
+# share of a short grace period that is reserved: Slurm sends SIGKILL at the end of a whole second
+_NOTICE_MARGIN_PART = 0.095
 
 
 class HostPhase(StrEnum):
@@ -179,13 +181,14 @@ class CheckpointFacts:
     dirty_files: int = 0  # files changed since that set
     dirty_bytes: int = 0
     lag_s: int = 0  # age of the oldest change that is not stored, in whole seconds
-    stalled_since: datetime | None = None  # begin of the failures to store changes; None without failures
+    stalled_since: datetime | None = None  # time since which storing changes has failed; None without failures
     error: str = ""  # error of the last round; empty if the round succeeded
     restored_set: int = 0  # set of this host that the attempt began with; 0: none
     restored_files: int = 0
     restored_bytes: int = 0
     missed: tuple[str, ...] = ()  # at most 20 paths that the last flush did not store
-    torn: tuple[str, ...] = ()  # at most 20 paths that it left out, because they or related files are not whole
+    # at most 20 paths that the last flush left out, because they or related files are not whole
+    torn: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +269,7 @@ class LogBlock:
 
     @cached_property
     def num_lines(self) -> int:
-        """Number of lines, and so of sequence numbers that the block takes in its stream."""
+        """Number of lines, which is also the number of sequence numbers that the block takes in its stream."""
         return self.text.count("\n") + 1
 
     def lines(self) -> list[str]:
@@ -295,10 +298,10 @@ class LogReceipt:
 
 
 def notice_margin_s(grace_s: float, most_s: float = NOTICE_MARGIN_S) -> float:
-    """Return the part of a notice's grace that is reserved for the host's last checkpoint and reports.
+    """Return the seconds of a notice's grace period that are kept for the host's last checkpoint and reports.
 
     Args:
         grace_s: seconds from the notice to the end of the capacity.
-        most_s: longest part that is reserved of a long grace.
+        most_s: upper limit of the reserved seconds, which takes effect for a long grace period.
     """
     return min(most_s, _NOTICE_MARGIN_PART * max(0.0, grace_s))

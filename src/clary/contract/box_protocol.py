@@ -1,14 +1,13 @@
 """Messages between the service and the daemons of boxes: leases that run on a box, and leases that the service orders.
 
-Where: `agent.node` sends a BoxReport to POST `/clary/v1/boxes/NAME/leases`, with the box's own token, and gets
+Where: `agent.node` sends a BoxReport with `POST /clary/v1/boxes/NAME/leases`, with the box's own token, and gets
 BoxOrders; the answer waits until orders change (`control.engines.boxes`). Only daemons open connections.
 
 A *lease* is one host of an allocation on one box. Its phases on both sides:
 
-    placed     the service has chosen the box; the daemon does not know it yet
-    recorded   the daemon has recorded it, and reported the digest of the proof that its boot will show
-    running    the boot was started; it becomes the agent under the same process id
-    gone       no process of it is left
+    placed the service has chosen the box; the daemon does not know it yet recorded the daemon has recorded it, and
+    reported the digest of the proof that its boot program (`agent.boot`) will show running the boot program was
+    started; it becomes the agent under the same process id gone no process of it is left
 
 A daemon starts each lease only once: an ended lease stays ended. The daemon ends a lease that the orders no longer
 contain, and then deletes its record.
@@ -26,7 +25,7 @@ BOOT_PATH = "/clary/v1/boxes/{box}/boot/{digest}"
 BOX_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,61}[A-Za-z0-9])?")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 LEASE_ID = re.compile(r"lease_[0-9a-f]{16}")
-POLL_WAIT_S = 5.0  # longest wait for changed orders; after three times as long a box counts as silent
+POLL_WAIT_S = 5.0  # longest wait for changed orders; a box without a request for three times this long counts as silent
 MAX_GPUS = 64
 MAX_WORDS = 400  # limit of characters of each text in a report
 MARK = "BOX_LEASE"  # variable that every process of a lease was started with
@@ -45,7 +44,7 @@ class Wish(StrEnum):
     """The service's wish for a lease."""
 
     RUN = "run"
-    NOTICE = "notice"  # send its agent one SIGTERM, which means a notice
+    NOTICE = "notice"  # send its agent one SIGTERM, which announces that its capacity will end
     END = "end"  # end all its processes
 
 
@@ -69,7 +68,7 @@ class LeaseReport:
 
     lease: str
     phase: LeasePhase
-    proof_digest: str = ""  # SHA-256 of the token that the boot shows, in hex
+    proof_digest: str = ""  # SHA-256 of the token that the boot program shows, in hex
     pid: int = 0  # process id of the boot, or of the agent that replaced it
     started: str = ""  # start time of that process in clock ticks since boot
     why: str = ""  # reason for GONE, in words

@@ -1,6 +1,6 @@
-"""Evidence that a checkpoint file is whole, in the form of manifests and in words.
+"""Evidence that a checkpoint file is whole, as manifests store it and as people read it in words.
 
-Where: agents write the evidence into sets (`agent.checkpoints.evidence` decides on it); the service and the command
+Where: agents write the evidence into sets (`agent.checkpoints.evidence` determines it); the service and the command
 line show it.
 """
 
@@ -25,7 +25,7 @@ class Evidence(StrEnum):
 
     @classmethod
     def of(cls, text: str) -> Evidence:
-        """Return the evidence for a manifest's text, or UNKNOWN for a text of a newer release."""
+        """Return the evidence that a manifest's text names, or UNKNOWN for a text of a newer release."""
         return cls(text) if text in _VALUES else cls.UNKNOWN
 
     @property
@@ -48,7 +48,7 @@ def is_whole(counts: Mapping[str, int]) -> bool:
     """Whether every file has evidence other than time, and no file was left out.
 
     Args:
-        counts: value of Evidence -> number of files or missing names.
+        counts: value of Evidence -> number of files, or of names that the set may lack, with this evidence.
     """
     return all(Evidence.of(text).is_statement for text, number in counts.items() if number)
 
@@ -70,7 +70,7 @@ def doubts_in_words(counts: Mapping[str, int], *, least_rest_s: float) -> str:
     """Return why the files are not known to be whole; empty if they are.
 
     Args:
-        least_rest_s: shortest time without changes of the files whose only evidence is that time.
+        least_rest_s: shortest time without changes, among the files for which such a time is the only evidence.
     """
     parts = []
     if number := counts.get(Evidence.RESTED.value, 0):

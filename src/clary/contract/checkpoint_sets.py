@@ -46,7 +46,7 @@ class CheckpointFile:
     mode: int = 0o644  # permission bits
     modified_ns: int = 0  # st_mtime_ns; restored, since some scripts load the newest file
     evidence: str = ""  # value of `checkpoint_evidence.Evidence`
-    rested_s: float = 0.0  # seconds without changes, if rest is the only evidence
+    rested_s: float = 0.0  # seconds without changes, if this time is the only evidence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class CheckpointSet:
 
     @property
     def evidence_counts(self) -> dict[str, int]:
-        """Value of Evidence -> number of files or missing names."""
+        """Value of Evidence -> number of files, or of names that the set may lack, with this evidence."""
         left_out = (Evidence.LEFT_OUT.value for _ in self.may_lack)
         return count_evidence([*(file.evidence for file in self.files), *left_out])
 
@@ -94,12 +94,12 @@ class CheckpointSet:
 
     @property
     def least_rest_s(self) -> float:
-        """Shortest rest, in seconds, of the files whose only evidence is rest; 0 if there is no such file."""
+        """Shortest time without changes, in seconds, of the files without other evidence; 0 without such files."""
         return min((file.rested_s for file in self.files if file.evidence == Evidence.RESTED), default=0.0)
 
 
 def rest_of_group(name: str) -> str:
-    """Return the entry of `left_out` for unlisted files of a top-level folder, or of the top if `name` is empty."""
+    """Return the `left_out` entry for a top-level folder that may lack files; for the top if `name` is empty."""
     return f"{name}/" if name else "."
 
 
@@ -159,7 +159,7 @@ def read_manifest(data: bytes) -> CheckpointSet:
         shown = f"{type(error).__name__} {error}"[:200]
         raise ContractError(f"this is no manifest of checkpoints ({len(data)} bytes): {shown}") from error
     if digest != own_digest:
-        raise ContractError("the manifest of checkpoints does not fit its own SHA-256: it was changed or cut short")
+        raise ContractError("the manifest of checkpoints does not match its own SHA-256: it was changed or cut short")
     written_as = content.get("format", 0) if isinstance(content, dict) else 0
     if isinstance(written_as, int) and written_as > FORMAT:
         raise ContractError(

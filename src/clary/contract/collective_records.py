@@ -130,8 +130,9 @@ class CallRow(NamedTuple):
     Attributes:
         number: number of the operation in its group, from 1.
         started_ns, finished_ns: monotonic times; finished_ns is 0 until the end of the operation is observed.
-        num_elements: number of elements of this rank's input, or of its share if ranks have shares.
-        peer: peer of a send or receive; NO_PEER without a peer, or for any peer.
+        num_elements: number of elements of this rank's input, or of one share of it if it has a share for each rank.
+        NO_PEER if the operation has no peer, or accepts any peer. operation, dtype: codes. NO_PEER without a peer, or
+            for any peer.
         operation, dtype: codes.
         state: ENTERED to FAILED; FINISHED if finished_ns is set and the state is not FAILED.
     """
@@ -192,8 +193,8 @@ def pack_group(facts: GroupFacts, generation: int) -> bytes:
     """Return the bytes of a slot's group description.
 
     Args:
-        generation: starts at 1 and grows with each group of the process; of groups with the same name the newest
-            counts.
+        generation: starts at 1 and grows with each group of the process; among groups with the same name, only the
+            newest is valid.
     """
     first, stride, listed = _compact(facts.ranks)
     return _GROUP.pack(
@@ -278,7 +279,7 @@ def _read_group(header: bytes) -> tuple[int, GroupFacts]:
     return generation, facts
 
 
-_MAX_SIZE = 1 << 16  # largest group whose ranks are expanded: a file may hold any number
+_MAX_SIZE = 1 << 16  # largest group whose list of ranks is expanded: a file may claim any size
 
 
 def _compact(ranks: Sequence[int]) -> tuple[int, int, tuple[int, ...]]:

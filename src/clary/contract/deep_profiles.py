@@ -1,8 +1,9 @@
-"""Deep profiles: recordings by a framework's own profiler over a few steps of every rank, called windows.
+"""Deep profiles: a framework's own profiler records a few steps of every rank, called a window.
 
-Where: the service requests a profile in the answer to a report (`ReportReceipt.profile`); the agent writes the request
-to a file that ranks poll (`clary.train.profiling`), reads the ranks' files, and sends `POST profiles` (HostProfile, at
-each change) and `POST traces?number=N&rank=R&offset=B&last=0|1` (bytes of a trace, in order) below its path.
+Where: the service requests a profile in the answer to a report (`ReportReceipt.profile`). The agent writes the request
+to a file that ranks poll (`clary.train.profiling`) and reads the ranks' files. Below its own path it sends `POST
+profiles` (HostProfile, at each change) and `POST traces?number=N&rank=R&offset=B&last=0|1` (bytes of a trace, in
+order).
 
 Files of a host, in a folder of `/opt/ml/.clary/profiles` that the environment variable `FOLDER_VARIABLE` names:
 
@@ -191,7 +192,7 @@ def _asked_text(profiler_config: Mapping[str, Any] | None) -> str | None:
 
 
 def _read(text: str) -> dict[str, Any] | None:
-    """Return the members of a DetailedProfilingConfig; None if it is JSON of another kind. Raises: ValueError."""
+    """Return the members of a DetailedProfilingConfig; None if the JSON is not an object. Raises: ValueError."""
     # The SDK writes commas before closing brackets, which JSON does not allow.
     asked = json.loads(text.replace(",}", "}").replace(", }", "}"))
     return asked if isinstance(asked, dict) else None

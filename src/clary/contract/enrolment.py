@@ -1,12 +1,12 @@
-"""Messages by which a host on another machine joins a job: its boot's requests, and the service's answers.
+"""Messages by which a host on another machine joins a job: its boot program's requests, and the answers.
 
-Where: `agent.boot` sends an Enrolment as JSON to POST `/clary/v1/allocations/TAG/INDEX` and repeats the request on 202;
-the boot uses only the standard library and cannot import this package, so it builds the same JSON by hand (`test_boot`
-compares both). A *tag* is the pool that the host belongs to.
+Where: `agent.boot` sends an Enrolment as JSON with `POST /clary/v1/allocations/TAG/INDEX` and repeats the request on
+202; the boot uses only the standard library and cannot import this package, so it builds the same JSON by hand
+(`test_boot` compares both). A *tag* is the pool that the host belongs to.
 
-    200 Admission   the boot becomes the agent of that host
-    202 Standby     other hosts have not joined yet: the boot asks again, and is answered within `wait_s`
-    410             the host is refused: wrong proof, a number that is taken, an attempt that has ended
+    200 Admission the boot becomes the agent of that host 202 Standby other hosts have not joined yet: the boot asks
+    again, and is answered within `wait_s` 410 the host is refused: wrong proof, an INDEX that another boot has taken,
+    an attempt that has ended
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """A boot's findings on its node."""
+    """Findings of a boot program on its node."""
 
     node: str  # hostname
     addresses: tuple[Address, ...]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from clary.base.errors import Fault
 
-# Beginnings of agents' messages on proven causes, which have precedence over the program's own messages.
+# Beginnings of agents' messages about proven causes; such messages take precedence over the program's own.
 OUT_OF_MEMORY = "OutOfMemory"
 FULL_DISK = "No space left on device"
 

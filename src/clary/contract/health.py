@@ -36,7 +36,7 @@ class HealthAction(StrEnum):
 
 
 class Check(StrEnum):
-    """Subject of a check: DISK to COLLECTIVE of a host by itself, the others of the link to one peer."""
+    """Subject of a check: DISK to COLLECTIVE concern one host by itself, the others the link to one peer."""
 
     DISK = "disk"
     MEMORY = "memory"

@@ -32,7 +32,8 @@ class MirrorPlan:
     what: str  # name of the content for messages, for example: tensors
     local_path: str  # path as the program sees it
     s3_uri: str  # prefix of the files' keys
-    marks_end: bool = False  # whether a file in it marks the end of the program, as trials expect
+    # whether a file in it marks the end of the program, as readers of the tensors (trials) expect
+    marks_end: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ class RuleFacts:
 
 
 def host_end(host: str, *, attempt: int, num_hosts: int) -> str:
-    """Return the file, below a mirrored folder, with which a host of a larger job marks its program's end.
+    """Return the path, below a mirrored folder, of the file by which a host of several marks its program's end.
 
     Readers of a training's tensors count these files: the training has ended when one attempt has `num_hosts` of them.
 

@@ -18,7 +18,7 @@ _NO_RANK = -1
 
 
 def segment_name(first_sequence: int) -> str:
-    """Return the name of the file that begins with a line; names sort as numbers do."""
+    """Return the name of the file whose first line has this number; names sort in the order of the numbers."""
     return f"{first_sequence:012d}{SEGMENT_SUFFIX}"
 
 

@@ -4,7 +4,8 @@ Where: `POST /clary/v1/agents/{job}/{attempt}/{host}/samples` carries a SampleBa
 are numbered from 0 over the life of one host in one attempt, so that no row is stored twice.
 
 A series is named SCOPE/QUANTITY; the quantity ends with its unit: `host/cpu_percent`, `rank-3/memory_bytes`,
-`gpu-0/power_w`. In percent of processors, one processor is 100. Bytes per second end with `_bytes_s`.
+`gpu-0/power_w`. In percentages of processors, 100 is one processor. Names of quantities in bytes per second end with
+`_bytes_s`.
 """
 
 from __future__ import annotations

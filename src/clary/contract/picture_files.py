@@ -58,7 +58,7 @@ def _png(data: bytes) -> PictureFacts | None:
 
 
 def _gif(data: bytes) -> PictureFacts | None:
-    """Read the sizes of the logical screen and the first frame: browsers enlarge the screen to the frame's extent."""
+    """Read the size that browsers show: the logical screen, enlarged to the extent of the first frame."""
     if not data.startswith(_GIF_STARTS) or len(data) < len(_GIF_STARTS[0]) + _GIF_SIZE.size:
         return None
     width, height = _GIF_SIZE.unpack_from(data, len(_GIF_STARTS[0]))

@@ -19,7 +19,7 @@ RECORD_PREFIX = "rehearsal-"  # name of the files that are kept next to a host's
 
 
 def is_rehearsal(request: Mapping[str, Any]) -> bool:
-    """Whether a CreateTrainingJob request belongs to a twin or a rehearsal."""
+    """Whether a CreateTrainingJob request belongs to a rehearsal, or to the uninterrupted twin of one."""
     return bool((request.get("Environment") or {}).get(REHEARSAL_VARIABLE))
 
 

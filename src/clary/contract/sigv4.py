@@ -187,8 +187,8 @@ def canonical_request(
         signed_headers: lower-case names in the order of the Authorization header.
         payload_hash: hexadecimal SHA-256 of the body, or one of S3's constants for bodies that are not hashed.
         service: name in the credential scope; `s3` signs the path unchanged ([Note: path]).
-        normalize: decode and encode path and query again, for clients that send another form than the canonical form
-            that they sign (a raw `*` or `+`, lower-case percent-encoding).
+        normalize: decode and encode path and query again, for clients that sign the canonical form but send another
+            form (a raw `*` or `+`, lower-case percent-encoding).
     """
     path = request.raw_path or "/"
     if service == "s3":
@@ -208,7 +208,8 @@ def canonical_request(
         values[lowered] = f"{values[lowered]},{trimmed}" if lowered in values else trimmed
     query = request.query
     if normalize and service != "s3":
-        query = query.replace("+", "%20")  # decoded to a space as in forms, as the service does
+        # `+` means a space here, as in HTML forms; the service decodes it in the same way
+        query = query.replace("+", "%20")
     lines = [request.method.upper(), path, canonical_query(query, normalize=normalize)]
     lines.extend(f"{name}:{values.get(name, '')}" for name in signed_headers)
     lines.append("")
@@ -280,8 +281,8 @@ def sign(
         headers: headers of the request; must hold `host`. x-amz-date and x-amz-content-sha256 in it are replaced.
         payload_hash: hexadecimal SHA-256 of the body, or UNSIGNED_PAYLOAD and its kin for S3.
         now: aware time of the request.
-        signed_header_names: names to sign besides the two added headers; None signs every header that proxies do not
-            change.
+        signed_header_names: names to sign besides the two added headers; with None, every header that proxies do not
+            change is signed.
     Raises: ContractError if `host` is missing, which every signature must cover.
     """
     amz_date = now.astimezone(timezone.utc).strftime(DATE_FORMAT)
@@ -319,7 +320,7 @@ def presign_url(
     service: str = "s3",
     headers: HeaderPairs = (),
 ) -> str:
-    """Return `url` with a query with which any holder may make this one request until the query expires.
+    """Return `url` with a query that lets any holder make this one request until the query expires.
 
     Args:
         url: absolute URL, path and query percent-encoded.

@@ -53,8 +53,8 @@ class CollectiveCall:
 
     Attributes:
         number: number of the operation in its group, from 1.
-        count: number of elements of this rank's input, or of its share if ranks have shares.
-        peer: rank in the group of the peer of a send or receive; -1 without a peer, or for any peer.
+        count: number of elements of this rank's input, or of one share of it if it has a share for each rank.
+        peer: rank, within the group, of the peer of a send or receive; -1 if there is no peer, or any peer is accepted.
         state: `entered`, `under way`, `waited for`, `finished` or `failed`.
         age_s: seconds since the call.
         took_s: seconds from the call to the observed end; None before the end.

@@ -3,8 +3,8 @@
 Where: a hook (`train.debugger.capture.step_counting`) writes one file per process into the folder that
 `FOLDER_VARIABLE` names, with a row for each step that begins. `agent.checkpoints.step_counts` reads it when a
 checkpoint set is taken; the set's manifest holds the row that was the last when the newest file of the set was written.
-A restore writes the counts of the restored sets into `RESTORED_FILE` of the same folder. The folder of checkpoints
-holds no file of counts, because scripts list it.
+A restore writes the counts of the restored sets into `RESTORED_FILE` of the same folder. Counts are not stored in the
+folder of checkpoints, because scripts list that folder.
 
     0      magic, worker, start of the process, its counts before the first row
     128    row 1, row 2, ...; row N + NUM_ROWS overwrites row N
@@ -38,7 +38,10 @@ _MAX_WORKER = 1 << 31
 
 @dataclass(frozen=True)
 class StepCounts:
-    """Numbers of the last begun steps; -1 before the first step. Steps without a phase count in `total` alone."""
+    """Numbers of the last begun steps; -1 before the first step.
+
+    A step that belongs to no phase counts only in `total`.
+    """
 
     total: int = -1
     train: int = -1
@@ -110,7 +113,7 @@ def pack_row(number: int, at_ns: int, counts: Sequence[int]) -> bytes:
 
 
 def read_rows(data: bytes) -> list[CountsRow]:
-    """Parse rows from bytes that begin with a row; return them by number, without torn, empty and impossible rows."""
+    """Parse rows from bytes that begin with a row; return whole, possible, non-empty rows in order of number."""
     rows = []
     for number, at_ns, *values, again in _ROW.iter_unpack(data[: len(data) // ROW_BYTES * ROW_BYTES]):
         counts = StepCounts(*values)
@@ -123,7 +126,7 @@ def counts_at(header: CountsHeader, rows: Sequence[CountsRow], at_ns: int) -> St
     """Return the counts of a process at a moment, or its oldest known counts if its rows begin later.
 
     Args:
-        rows: rows of the file, by number.
+        rows: rows of the file, sorted by number.
     """
     earlier = [row for row in rows if row.at_ns <= at_ns]
     if earlier:

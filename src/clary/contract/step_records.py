@@ -64,7 +64,7 @@ def pack_header(rank: int, process: int) -> bytes:
 
 
 def read_header(data: bytes) -> int | None:
-    """Return the rank of a file, or None for another file."""
+    """Return the rank in a file's header, or None if the bytes are not a header of such a file."""
     if len(data) < HEADER_BYTES:
         return None
     magic, rank, _ = _HEADER.unpack_from(data)

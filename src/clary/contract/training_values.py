@@ -63,7 +63,7 @@ class TrainingProgress:
     """Progress of a program.
 
     Attributes:
-        done: finished part of `total`, in `unit`; of the whole training if that is known.
+        done: finished part of `total`, in `unit`. Both refer to the whole training if its length is known.
         total: None if unknown.
         unit: steps, epochs or percent.
         source: kubeflow, trainer_state or log.
@@ -106,7 +106,7 @@ class TrainingBatch:
 class TrainingReceipt:
     """Acknowledgement of the findings that the service has stored."""
 
-    next: int  # findings with lower numbers are stored or finally refused
+    next: int  # findings with lower numbers are stored, or permanently refused
 
 
 def status_token(agent_token: str, *, job: str, attempt: int, host: str) -> str:

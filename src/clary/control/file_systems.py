@@ -1,4 +1,4 @@
-"""Folders of this machine that jobs may have as file systems, FileSystemDataSource of SageMaker.
+"""Folders of this machine that jobs may use as file systems (FileSystemDataSource of SageMaker).
 
 Where: `settings` checks `[file_systems]` when it reads the file, admission checks the file systems of a request when a
 job is created, and planning fills the folder in. The agent opens the folder again when it creates the host
@@ -102,15 +102,16 @@ def require_folder(channel: Channel, *, home: Path) -> None:
             if top.holds(home) or top.lies_in(home):
                 raise _refused(
                     channel,
-                    f"its folder {path} holds the state folder of the service or lies in it, and keys of all jobs with "
-                    f'that. Name another path for "{channel.file_system_id}" below [file_systems] in settings.toml',
+                    f"its folder {path} holds the state folder of the service or lies in it. The state "
+                    f"folder contains the keys of all jobs. Name another path for "
+                    f'"{channel.file_system_id}" below [file_systems] in settings.toml',
                 )
             if (point := shown_at(path, home)) is not None:
                 raise _refused(
                     channel,
-                    f"a part of the state folder of the service, or what holds it, is mounted at {point}, below its "
-                    f"folder {path}, and keys of all jobs with that. Unmount it, or name another path for "
-                    f'"{channel.file_system_id}" below [file_systems] in settings.toml',
+                    f"a part of the state folder of the service, or a folder that holds it, is mounted at {point}, "
+                    f"below its folder {path}. The state folder contains the keys of all jobs. Unmount it, or name "
+                    f'another path for "{channel.file_system_id}" below [file_systems] in settings.toml',
                 )
             if any(top.lies_in(folder) for folder in _KERNEL_FOLDERS):
                 raise _refused(channel, f"its folder {path} belongs to the kernel; name another one in settings.toml")
@@ -121,8 +122,9 @@ def require_folder(channel: Channel, *, home: Path) -> None:
     except OSError as error:
         raise _refused(
             channel,
-            f"DirectoryPath names {channel.file_system_folder or '/'!a} below {path} of this machine, and that is not "
-            f"to be had: {error.strerror}. Name a folder that is there, by a path without links and without '..'",
+            f"DirectoryPath names {channel.file_system_folder or '/'!a} below {path} of this machine, and "
+            f"this folder cannot be opened: {error.strerror}. Name a folder that is there, by a path "
+            "without links and without '..'",
         ) from error
 
 

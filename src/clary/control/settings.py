@@ -116,7 +116,7 @@ class Settings:
         "time between backups of the SQLite database, into backups/ of the state folder; 0 makes none",
         least=0,
     )
-    num_backups: int = _setting(3, "backups of the database that stay", least=1, most=1000)
+    num_backups: int = _setting(3, "number of database backups that are kept", least=1, most=1000)
     internet: bool = _setting(
         True, "let programs reach the internet through the service's proxy: port 443 of public addresses"
     )
@@ -170,8 +170,10 @@ class Settings:
     )
     machine_view: str = _setting(
         "system",
-        "system or whole: folders of the machine that hosts show: its system folders, software below /opt, the "
-        "interpreter and visible_folders, or all folders",
+        (
+            "system or whole: folders of the machine that hosts show; system: its system folders, "
+            "software below /opt, the interpreter and visible_folders; whole: all folders"
+        ),
         pattern="system|whole",
     )
     visible_folders: str = _setting(
@@ -191,7 +193,10 @@ class Settings:
     )
     memory_per_host_bytes: int = _setting(
         0,
-        "most memory that a host may use; 0 is the memory of its instance type, as far as this machine has it",
+        (
+            "largest amount of memory that a host may use; 0 is the memory of its instance type, as far "
+            "as this machine has it"
+        ),
         least=0,
     )
     memory_overcommit: float = _setting(
@@ -223,7 +228,7 @@ class Settings:
         False, "try again also after failures of the program that a retry may cure, such as a rank killed from outside"
     )
     spot_schedule_file: str = _setting(
-        "", "file with the number of hosts of spot capacity over time, in seconds; empty: as many as fit"
+        "", ("file that says from which second on there are how many hosts of spot capacity; empty: as many as fit")
     )
     spot_time_scale: float = _setting(
         1.0,
@@ -282,7 +287,9 @@ class Settings:
         "dropped, and the log says so; 0 is no bound",
         least=0,
     )
-    log_max_bytes_per_s: int = _setting(64 * 1024 * 1024, "the same in bytes of text; 0 is no bound", least=0)
+    log_max_bytes_per_s: int = _setting(
+        64 * 1024 * 1024, "as log_max_lines_per_s, but in bytes of text; 0 is no bound", least=0
+    )
     log_spool_max_bytes: int = _setting(
         2 * 1024 * 1024 * 1024,
         "bytes of log lines that one host keeps on disk while the service does not accept them; further lines are "
@@ -431,7 +438,7 @@ def _checked(name: str, value: Any, *, source: str, read: Callable[[type, Any], 
                 metadata["check"](text)
         elif wanted is str:
             if metadata["pattern"] and not re.fullmatch(metadata["pattern"], converted):
-                raise ValueError(f"expected text like {metadata['pattern']}")
+                raise ValueError(f"expected text that matches the pattern {metadata['pattern']}")
         elif wanted is not bool:
             _require_within(converted, least=metadata["least"], most=metadata["most"])
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Sentences on the parts of this machine and its network that the owner's settings open to jobs.
+"""Sentences that tell which parts of this machine and its network the owner's settings open to jobs.
 
 Where: `clary describe` shows them for a job, `clary doctor` and `clary up` for the service. Pure.
 """

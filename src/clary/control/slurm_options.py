@@ -1,4 +1,4 @@
-"""Keys that settings may give for Slurm, and the check of their values.
+"""Keys that may stand in the Slurm settings, and the check of their values.
 
 Where: `settings` checks `[slurm."ml.x"]` when it reads the file; `engines.slurm` turns them into options of sbatch.
 """
@@ -39,5 +39,5 @@ def check_slurm_options(instance_type: str, options: Mapping[str, Any], *, sourc
             raise ContractError(f"{where}: unknown key; known are {', '.join(SLURM_OPTIONS)}", fault=Fault.USER)
         if not isinstance(value, str) or not _VALUE.fullmatch(value):
             raise ContractError(
-                f"{where}: expected text of letters, digits and {_VALUE.pattern}, got {value!r}", fault=Fault.USER
+                f"{where}: expected text that matches {_VALUE.pattern}, got {value!r}", fault=Fault.USER
             )

@@ -131,7 +131,7 @@ class StateFolder:
 
     @property
     def service_record_copy_path(self) -> Path:
-        """The copy of run/service.json, which keeps the service's ports: running jobs expect the next service there."""
+        """The copy of run/service.json; it preserves the ports on which running jobs expect the next service."""
         return self.root / "run" / "service.copy.json"
 
     @property
@@ -141,7 +141,7 @@ class StateFolder:
 
     @property
     def used_signatures(self) -> Path:
-        """Signatures of recent changes, against replays."""
+        """Signatures of recent requests that change something, kept to refuse replays."""
         return self.root / "run" / "used-signatures"
 
     @property
@@ -264,7 +264,7 @@ class StateFolder:
             return RootSecrets(**json.loads(path.read_text()))
         except FileNotFoundError as error:
             raise ContractError(
-                f"the keys {path} are missing; a service that runs writes them again within seconds", fault=Fault.USER
+                f"the keys {path} are missing; a running service writes them again within seconds", fault=Fault.USER
             ) from error
         except (OSError, ValueError, TypeError) as error:
             raise ContractError(
@@ -288,7 +288,7 @@ class StateFolder:
         if lived and not begins_anew:
             raise ContractError(
                 f"the keys {path} are missing, but {self.root} had keys before: it holds {', '.join(lived)}. "
-                f"Clients, and agents of running jobs, know only those: {_WAY_OUT}",
+                f"Clients, and agents of running jobs, know only the former keys: {_WAY_OUT}",
                 fault=Fault.USER,
             )
         made = RootSecrets(

@@ -21,7 +21,7 @@ class Turns:
     """Grants turns to clients.
 
     Args:
-        at_once: turns that one client has at once.
+        at_once: maximum number of turns that one client has at once.
     """
 
     def __init__(self, at_once: int) -> None:

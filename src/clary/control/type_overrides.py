@@ -14,7 +14,7 @@ from typing import Any
 
 from clary.base.errors import ContractError, Fault
 
-MAX_COUNT = 1024  # most GPUs, CPUs or processes; a larger number is a mistake
+MAX_COUNT = 1024  # maximum number of GPUs, CPUs or processes; a larger number is a mistake
 
 
 @dataclass(frozen=True)

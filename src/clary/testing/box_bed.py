@@ -1,6 +1,6 @@
 """Simulated machines in namespaces: a head for the service, and boxes, each with a real sshd.
 
-Where: each test module for boxes makes a bed, and so does the benchmark `cluster`. Needs root and Debian's
+Where: each test module for boxes makes a `BoxBed`, and so does the benchmark `cluster`. Needs root and Debian's
 openssh-server.
 
     head (10.99.0.254, bridge)     the service; `ssh box1` works there through the owner's own ssh configuration
@@ -120,13 +120,13 @@ class BoxBed:
         timeout_s: float = COMMAND_LIMIT_S,
         **variables: str,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on a machine as root; return it, completed.
+        """Run a command on a machine as root; return the completed process.
 
         Args:
             machine: head or a box.
             command: program and arguments.
             check: whether to raise if it fails.
-            stdin: text for it.
+            stdin: text for the command's standard input.
             timeout_s: seconds after which the command is killed.
             variables: environment variables besides PATH, HOME and LC_ALL.
         Raises: AssertionError with the output if the command fails and `check` is true.
@@ -182,7 +182,7 @@ class BoxBed:
             raise AssertionError(f"{machine} does not end") from None
 
     def power_on(self, box: str) -> None:
-        """Start a box, with the homes of its last start if there was one, and its sshd."""
+        """Start a box and its sshd; its homes still contain the files of earlier starts."""
         self._make_machine(box)
         number = self.boxes.index(box) + 1
         head = ["nsenter", f"--target={self._first[HEAD]}", "--net", "--"]

@@ -64,7 +64,7 @@ def mounts(mountinfo: str | None = None) -> list[Thing]:
 
 
 def cgroups(family_folder: str, *, top: str = "/sys/fs/cgroup") -> list[Thing]:
-    """Return the cgroups in every folder of a name, in every hierarchy, at any depth."""
+    """Return the cgroups in every folder named `family_folder`, in every hierarchy, at any depth."""
     found = []
     for folder, names, _ in os.walk(top):
         if os.path.basename(folder) == family_folder:

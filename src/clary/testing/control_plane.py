@@ -244,7 +244,7 @@ class ControlPlane:
             await self.tuning_keeper.look_at_due()
 
     def agent(self, name: str = "job", host: str = "algo-1", *, attempt: int = 1) -> FakeAgent:
-        """Return a new agent of a host, which knows its token.
+        """Return a new agent of a host; the agent has the job's agent token.
 
         Args:
             name: name of a live job that is placed on hosts.

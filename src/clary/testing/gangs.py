@@ -92,7 +92,7 @@ class Gang:
         return _signal(self.agent(host), signal.SIGSTOP)
 
     def cut_link(self, host: str) -> float:
-        """Cut a host off from the other hosts; return the time before the interpreter that cuts the link starts."""
+        """Cut a host off from the other hosts; return the time just before the call that cuts the link."""
         died_at_s = time.monotonic()
         asyncio.run(partition(str(self.pool_folder), host, up=False))
         return died_at_s
@@ -123,7 +123,7 @@ class Gang:
         return first
 
     def cgroups(self) -> list[str]:
-        """Return the cgroups of the job's hosts that exist."""
+        """Return the existing cgroups of the job's hosts."""
         family = Path("/sys/fs/cgroup").rglob(f"{cleaning.CGROUP_FAMILY}/*")
         return [str(path) for path in family if self.name in path.name and path.is_dir()]
 
@@ -171,8 +171,8 @@ class Gang:
                     return ranks
             time.sleep(5 * POLL_S)
         raise AssertionError(
-            f"{self.name} had not {len(HOSTS)} x {RANKS_PER_HOST} ranks after {DEADLINE_S} s: it has {ranks} "
-            f"in {facts['SecondaryStatus']}"
+            f"{self.name} did not have {len(HOSTS)} x {RANKS_PER_HOST} ranks after {DEADLINE_S} s: it has "
+            f"{ranks} in {facts['SecondaryStatus']}"
         )
 
     def _ranks_of(self, host: str) -> list[ProcessId]:

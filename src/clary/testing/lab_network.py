@@ -4,11 +4,11 @@
         subprocess.run([*network.entry("algo-1"), "ping", "-c1", network.address("algo-2")])
         network.counters("algo-1").sent_bytes
 
-The namespaces are those of the local engine (`network_building`), without its anchor: this process holds them. They
-have no names, the machine's own namespace is unchanged, and the kernel removes all namespaces and links when the block
-or this process ends. Links without delay and loss are veth pairs on a bridge in a namespace of its own, limited by
-token buckets in both directions; links with delay or loss are TAP devices of `clary_switch` (native/tools), a child of
-this process. Needs root.
+The namespaces are built as by the local engine (`network_building`), but without its anchor process: this process holds
+them. They have no names, the machine's own namespace is unchanged, and the kernel removes all namespaces and links when
+the block or this process ends. Links without delay and loss are veth pairs on a bridge in a namespace of its own,
+limited by token buckets in both directions; links with delay or loss are TAP devices of `clary_switch` (native/tools),
+a child of this process. Needs root.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ class LabNetwork:
     ) -> None:
         links = link if isinstance(link, list) else [link] * num_hosts
         if not 1 <= num_hosts <= MAX_HOSTS or len(links) != num_hosts:
-            raise ValueError(f"1 to {MAX_HOSTS} hosts with one link each, got {num_hosts} hosts, {len(links)} links")
+            raise ValueError(
+                f"expected 1 to {MAX_HOSTS} hosts with one link each, got {num_hosts} hosts, {len(links)} links"
+            )
         hosts = tuple(
             HostSpec(f"algo-{i + 1}", f"10.77.0.{i + 1}", link.rate_mbit_s, link.delay_ms, link.loss_percent)
             for i, link in enumerate(links)
@@ -220,7 +222,7 @@ class LabNetwork:
             switch.communicate()
             raise LabError(f"{self._switch_program} did not end within {ANSWER_TIMEOUT_S:g} s") from None
         if switch.returncode != 0:
-            raise LabError(f"{self._switch_program} ended with code {switch.returncode}: its words are on stderr")
+            raise LabError(f"{self._switch_program} ended with code {switch.returncode}: its messages are on stderr")
         self.switch_counts = json.loads(said)
 
 

@@ -1,7 +1,7 @@
 """A real Slurm in namespaces: a head and three nodes, with munge, slurmctld and three slurmd.
 
-Where: each module of tests/cluster makes a bed (`slurm_fixtures.py`, `slurm_service.py`), and so does each run of a
-machine benchmark. Needs root and Debian's slurmctld, slurmd, slurm-client and munge.
+Where: each module of tests/cluster makes a `SlurmBed` (`slurm_fixtures.py`, `slurm_service.py`), and so does each run
+of a machine benchmark. Needs root and Debian's slurmctld, slurmd, slurm-client and munge.
 
     head (10.88.0.254, bridge)        munged, slurmctld
     node-1 .. node-3 (10.88.0.N)      slurmd; a tmpfs of its own at `scratch`; node-1 and node-2 have two GPUs each
@@ -244,7 +244,7 @@ class SlurmBed:
         self._start_daemon(f"slurmd-{node}", node, "slurmd", "-D", "-f", self._conf, "-N", node)
 
     def power_off(self, node: str) -> None:
-        """Kill every process of a node at once; network and mounts end too, and no connection is closed in order."""
+        """Kill every process of a node at once; network and mounts end too, and no connection is closed properly."""
         self.run("ip", "link", "delete", f"to-node-{NODES.index(node) + 1}")
         self._end_machine(node)
         _reap(self._daemons.pop(f"slurmd-{node}"))

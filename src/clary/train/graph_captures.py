@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-BEGIN_LIMIT_S = 10.0  # longest delay of a capture by threads that wait for a GPU: the GPU may hang
+BEGIN_LIMIT_S = 10.0  # limit on how long threads that wait for a GPU may delay a capture, because the GPU may hang
 _KINDS = (("torch.cuda.graphs", "CUDAGraph"), ("torch.accelerator.graphs", "Graph"))
 _MARK = "_clary_captures"
 
@@ -46,7 +46,10 @@ class CaptureGate:
 
     @contextmanager
     def between(self, limit_s: float) -> Iterator[bool]:
-        """Wait for captures to end, then block new ones; yield False after the limit. Not for a capturing thread."""
+        """Wait for captures to end, then block new ones; yield False after the limit.
+
+        A thread that is capturing must not call it.
+        """
         with self._turn:
             is_free = self._turn.wait_for(lambda: not self._num_captures, limit_s)
             self._num_waits += is_free

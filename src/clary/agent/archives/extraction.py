@@ -54,7 +54,7 @@ def extract_tar(
 
     Args:
         stream: the archive from its first byte.
-        label: how messages call the archive, for example its URI.
+        label: name of the archive in messages, for example its URI.
     Raises: AgentError: fault USER for a hostile, damaged or oversized archive and for a full disk; the message names
         member and reason. Entries unpacked before the error stay in `folder`; no file is ever written outside.
     """

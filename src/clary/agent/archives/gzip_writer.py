@@ -9,9 +9,9 @@ member of several. The output depends on the input alone, never on the number of
 
 [Note: strategy by sample] Trained weights are random to a match finder: level 1 spends 30 ms per MiB and finds no
 matches, while Huffman coding alone saves the same 7 % in the exponent bytes nearly three times as fast. So a sample of
-each block decides: text and sparse data are matched, floats are only Huffman coded, random bytes are stored. Measured
-on one core of an EPYC, zlib 1.2.13, MB/s and ratio: float32 level 1 34 (0.929), Huffman 88 (0.926); text level 1 128
-(0.310), level 6 27 (0.255); random bytes level 1 45 (1.000), stored 5000 (1.000).
+each block selects its treatment: text and sparse data are searched for matches, floats are only Huffman coded, random
+bytes are stored. Measured on one core of an EPYC, zlib 1.2.13, MB/s and ratio: float32 level 1 34 (0.929), Huffman 88
+(0.926); text level 1 128 (0.310), level 6 27 (0.255); random bytes level 1 45 (1.000), stored 5000 (1.000).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ BLOCK_BYTES = 1 << 20
 MATCH_LEVEL = 1
 _MAX_THREADS = 8
 _SAMPLE_BYTES = 16 << 10  # taken at the start and in the middle of a block
-_STORE_ABOVE = 0.985  # ratio of the sample from which compression is not worth its time
-_HUFFMAN_ABOVE = 0.85  # ratio of the sample from which a search for matches is not worth its time
+_STORE_ABOVE = 0.985  # ratio of the compressed sample above which compression is not worth its time
+_HUFFMAN_ABOVE = 0.85  # ratio of the compressed sample above which a search for matches is not worth its time
 _RAW_DEFLATE = -15  # window bits: 32 KiB, no header
 _MEMORY_LEVEL = 9
 # Magic, deflate, no flags, no time (same input, same bytes), fastest algorithm, Unix. Source: RFC 1952.

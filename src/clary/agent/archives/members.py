@@ -99,7 +99,7 @@ def read_members(stream: Readable, *, limits: ArchiveLimits, label: str) -> Iter
 
     Args:
         stream: the archive from its first byte; read to its end.
-        label: how messages call the archive, for example its URI.
+        label: name of the archive in messages, for example its URI.
     Raises: AgentError (fault USER) naming archive, member, offset and reason; errors of `stream` propagate.
     """
     archive = _Archive(stream, limits, label=label)
@@ -131,7 +131,7 @@ def refused(label: str, name: str, reason: str) -> AgentError:
     """Return the error for a member that must not be unpacked.
 
     Args:
-        label: how messages call the archive.
+        label: name of the archive in messages.
         name: of the member; a long name is truncated.
         reason: rest of the sentence, without a full stop.
     """
@@ -280,7 +280,7 @@ class _Archive:
         if kind == b"5":
             return Member(kind=MemberKind.FOLDER, **common) if path else None  # type: ignore[arg-type]
         if not path:
-            raise _refused(self._label, name, "it has no name of its own and is no folder")
+            raise _refused(self._label, name, "its path is the root of the archive, but it is no folder")
         if kind in (b"0", b"\0", b"7"):
             content = _Content(self, self._num_members)
             return Member(kind=MemberKind.FILE, size_bytes=size, content=content, **common)  # type: ignore[arg-type]

@@ -45,8 +45,8 @@ _MODE_BITS = 0o777
 class TreeSource:
     """A folder or file whose content goes into an archive; a missing source has no content."""
 
-    root: Path  # of a folder the content is archived; a file is archived under its own name
-    arc_prefix: str = ""  # folders in the archive to put it in
+    root: Path  # a folder's content is archived; a file is archived under its own name
+    arc_prefix: str = ""  # folders in the archive below which the source is put
     home: Path | None = None  # the job's /opt/ml, from which links may bring in files; None: `root` alone
     mounts: Mounts = field(default_factory=lambda: NO_MOUNTS)  # below home
 
@@ -71,7 +71,8 @@ def write_tree(
         sources: written in this order.
         compress: whether to compress with gzip.
         follow_links: whether links are read through, for stores that have no links.
-    Raises: AgentError naming the path that could not be read or changed meanwhile; errors of `fileobj` propagate.
+    Raises: AgentError, naming the path, if an entry changed while it was archived or could not be read; errors of
+    `fileobj` propagate.
     """
     notes = NoteBook()
     gzip_writer = GzipWriter(fileobj) if compress else None

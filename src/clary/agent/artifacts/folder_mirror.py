@@ -52,7 +52,8 @@ class FolderMirror(Worker):
         s3_uri: prefix; the file `a/b` becomes `PREFIX/a/b`.
         open_store: makes the object store's client; closed at the end.
         interval_s: between scans.
-        stores_bare_end: whether an end mark is stored without any other file; for a prefix that several hosts share.
+        stores_bare_end: whether an end mark is stored even if this host has stored no other file; for a prefix that
+            several hosts share.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class FolderMirror(Worker):
             return home.folder("/".join(self._below))
 
     def flush(self) -> None:
-        """Start a round at once, since all writers have ended; later rounds follow as before until `finish`."""
+        """Start a round at once, after all writers have ended; later rounds follow as before until `finish`."""
         self._is_quiet = True
         super().flush()
 

@@ -1,4 +1,4 @@
-"""Paths of the folders that are mirrored while a program runs, on this machine and for the program.
+"""Paths, on this machine and for the program, of the folders that are mirrored while a program runs.
 
 A LocalPath below `/opt/ml` is a folder of the host's tree. For any other LocalPath a folder beside the tree is
 bind-mounted at that path; for plain processes, which see the machine's own files, the path is used unchanged.
@@ -44,7 +44,7 @@ class MirroredPlace:
     def make(self) -> None:
         """Make the folder, and empty it if it lies beside the tree; only safe while no program runs.
 
-        Raises: AgentError (fault USER) if the folder would hide or store the program's own system files; OSError.
+        Raises: AgentError (fault USER) if the folder would hide the program's system files or upload them; OSError.
         """
         problem = real_folder_problem(f"LocalPath of {self.plan.what}", self.plan.local_path, is_mirrored=True)
         if problem is not None:

@@ -12,10 +12,10 @@ An archive streams through gzip into a multipart upload without a copy on disk a
 store reports. The last step removes the staged parts.
 
 [Note: repeated LEAD] An agent may get the order to lead again because its report was lost. While the staged parts
-exist, a repeated merge gives the same objects. They are removed only after a complete and verified merge, and a mark in
-the metadata of a final object, which names attempt and parts, proves that Clary removed them. model.tar.gz carries the
-mark, because it is written after output.tar.gz; among loose objects one is marked after all of them are verified.
-Without the mark a missing part is an error.
+exist, a repeated merge gives the same objects. They are removed only after a complete and verified merge. A mark in the
+metadata of a final object then proves that Clary removed them; it identifies the attempt and the parts. model.tar.gz
+carries the mark, because it is written after output.tar.gz; among loose objects one is marked after all of them are
+verified. Without the mark a missing part is an error.
 """
 
 from __future__ import annotations
@@ -184,8 +184,9 @@ class _Lead:
         if not uploaded or (self._owes_model() and self._plan.output.model_uri not in uploaded):
             hosts = ", ".join(sorted({part.host for part in missing}))
             raise AgentError(
-                f"Results that {hosts} had put aside are gone: expected {missing[0].uri} with "
-                f"{missing[0].size_bytes} bytes. Was {self._plan.output.s3_output_path} cleared while the job ran?",
+                f"Results that {hosts} had staged are gone: expected {missing[0].uri} with "
+                f"{missing[0].size_bytes} bytes. Was {self._plan.output.s3_output_path} cleared while the job "
+                "ran?",
                 details={"missing": [part.uri for part in missing]},
             )
         remove_staging(self._plan, store=self._store)
@@ -219,7 +220,9 @@ class _Lead:
         known = {host.name for host in self._plan.hosts}
         unknown = sorted({part.host for part in self._staged} - known | ({self._host} - known))
         if unknown:
-            raise AgentError(f"Job {self._plan.job_name} has no host {', '.join(unknown)}: results cannot be placed.")
+            raise AgentError(
+                f"Job {self._plan.job_name} has no host {', '.join(unknown)}: the results cannot be merged."
+            )
 
     def _final_uri(self, kind: ResultKind) -> str:
         output = self._plan.output

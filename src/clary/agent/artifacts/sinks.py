@@ -14,7 +14,7 @@ from clary.base.errors import AgentError
 from clary.contract.object_store import ObjectStore, S3Uri
 
 _MAX_SINGLE_BYTES = 16 << 20  # larger files are streamed in parts
-_NUM_PARALLEL = 8  # small files in upload at once
+_NUM_PARALLEL = 8  # limit of small files uploaded at the same time
 _MAX_MARKED_BYTES = 5 * 10**9  # S3 copies no larger object in one request
 _READ_BYTES = 1 << 20
 

@@ -1,8 +1,8 @@
 """One host's results staged in the store, where the leader reads them.
 
-Where: hosts other than the leader write `<output>/.clary-staging/<attempt>/<host>-<kind>.tar` beside the final
-objects, in the user's own bucket, the only storage that both hosts can reach. The archives are plain tar: compressing
-twice would cost more than the transfer of the bytes on the cluster's own network.
+Where: hosts other than the leader write `<output>/.clary-staging/<attempt>/<host>-<kind>.tar` beside the final objects,
+in the user's own bucket, the only storage that such a host and the leader can both reach. The archives are plain tar:
+compressing twice would cost more than the transfer of the bytes on the cluster's own network.
 
 Two kinds of results:
 - `model`: the content of `/opt/ml/model`.
@@ -68,7 +68,7 @@ def _has_failure(tree: MlTree) -> bool:
     try:
         with Folder.at(tree.root) as top:
             status = top.status(tree.failure.relative_to(tree.root).as_posix())
-    except OSError:  # no file; or a parent is no folder, which the reading of the data beside it reports
+    except OSError:  # no file, or a parent is no folder; the latter is reported when the data beside it is read
         return False
     return stat.S_ISREG(status.st_mode) and status.st_size > 0
 

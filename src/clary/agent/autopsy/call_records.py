@@ -1,6 +1,6 @@
 """Last collectives of a host's processes, also of killed processes, from the records that they leave.
 
-Where: `host_dump` reads them. Programs write these files with any content: a file that is no valid record is skipped.
+Where: `host_dump` reads them. Programs may write any content to these files: a file that is no valid record is skipped.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def _read_linked(folder: Folder, name: str, roots: Sequence[str]) -> CallRecord 
     if not is_memory_path(target):
         return None
     for root in roots:
-        # The program owns all files below its root: a link there would lead into this process's own root.
+        # The program owns all files below its root: no link there is followed, because it could lead into this
+        # process's own root.
         home, below = (root, target.lstrip("/")) if root else os.path.split(target)
         with contextlib.suppress(OSError), Folder.at(home) as top:
             if (record := _read(top, below)) is not None:
@@ -83,7 +84,8 @@ def match(
             left[record.rank] = record
     found: dict[int, CallRecord] = {}
     for pid, own_number in processes.items():
-        # Pids are reused: only a record without conflict of ranks can be the process's own; the newest of them is.
+        # Pids are reused: a record that names another rank than the process's rank is not its own; of the others the
+        # newest is.
         fitting = by_own_number.get(own_number, [])
         fitting = [record for record in fitting if ranks.get(pid) in (None, record.rank)]
         if fitting:

@@ -1,8 +1,8 @@
 """Clues to a failure that the processes themselves left, gathered when the program has ended.
 
 Where: `wiring` reads the records that ranks leave (`launchers.shims.clary_rank`), `error_scanner` finds tracebacks in
-output for processes that leave none; `program_end` brings both together. The service interprets the clues. The program
-can write these records, so only their path and size are trusted.
+output for processes that leave no record; `program_end` brings both together. The service interprets the clues. The
+program can write these records, so only their path and size are trusted.
 """
 
 from __future__ import annotations

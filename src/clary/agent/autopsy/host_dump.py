@@ -171,7 +171,7 @@ class _Used(NamedTuple):
 
 
 def _at_once(look: Callable[[int], ProcessDump], pids: Sequence[int]) -> list[ProcessDump]:
-    """Call `look` for each process on several threads; daemons, so that a hung process does not hold the agent."""
+    """Call `look` for each process on several daemon threads; a hung process cannot delay the agent's exit."""
     waiting, found = iter(pids), dict[int, ProcessDump]()
     taking = threading.Lock()
 

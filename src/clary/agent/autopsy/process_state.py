@@ -40,7 +40,7 @@ def runnable_s(pid: int) -> dict[int, float]:
 
 
 def command(pid: int) -> str:
-    """Return the beginning of a process's command line; the program without its folders."""
+    """Return the beginning of a process's command line, with the program's name in place of its path."""
     program, _, arguments = read(f"/proc/{pid}/cmdline").partition(b"\0")
     joined = os.path.basename(program) + b" " + arguments.replace(b"\0", b" ")  # folders would fill the line
     text = joined.decode("utf-8", "backslashreplace").strip()

@@ -6,9 +6,9 @@ epochs, so a program counts as alive while it prints, reads, writes or sends any
     idle      if it uses no processor: it waits for an event that does not occur. Ranks of a gang do so when one of
               them has stopped, skipped a collective, or lost its link.
     spinning  if it uses the processor: it compiles or computes for long, or waits in a loop that never sleeps. Only
-              time can tell, so a spinning program gets a much longer limit. A process that waits for a GPU spins too,
-              and so do ranks that wait for each other there, until NCCL gives up after ten minutes: hosts with GPUs are
-              checked before that.
+              time can tell, so a spinning program gets a much longer limit. A process that waits for a GPU spins too.
+              Ranks that wait for each other on GPUs also spin, until NCCL gives up after ten minutes: on hosts with
+              GPUs the processes of a quiet program are dumped before that.
 
 A long checkpoint writes, a slow first step computes, an evaluation prints or computes: none of them is idle.
 """

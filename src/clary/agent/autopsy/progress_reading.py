@@ -13,7 +13,7 @@ from clary.agent.autopsy import process_state
 from clary.base.processes import live_descendants
 
 _RECEIVED_FIELD, _SENT_FIELD = 0, 8  # indexes of fields of a line of net/dev, after the interface's name
-_MAX_SHOWN = 16  # processes in a sentence of evidence
+_MAX_SHOWN = 16  # limit of processes that `evidence` lists
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ def _waits_in(pid: int) -> str:
 
 
 def _network_bytes(pid: int) -> int:
-    """Return the bytes moved by all interfaces except loopback: those of the host, or else of the machine."""
+    """Return the bytes moved by all interfaces except loopback: the host's own ones, or else the machine's."""
     total = 0
     for line in process_state.read(f"/proc/{pid}/net/dev").splitlines():
         name, colon, numbers = line.partition(b":")

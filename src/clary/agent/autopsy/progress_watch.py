@@ -1,4 +1,4 @@
-"""Watch of a running program, which reports when it stands still and when it makes progress again.
+"""Watch of a running program: reports when the program stands still and when it makes progress again.
 
 Where: `hang_alarm` creates one watch per program and closes it at the program's end; a thread of its own reads /proc
 and calls the supervisor back. `progress_policy` decides what counts as progress.
@@ -28,8 +28,8 @@ class ProgressWatch(Worker):
         on_standstill: called with a description, from the watch's thread, when the program makes no progress; once per
             standstill.
         on_progress: called when it makes progress again.
-        on_quiet: called with a description when the program has only computed for `limit_s`; once until it shows other
-            activity. None: no callback.
+        on_quiet: called with a description when, for `limit_s`, the program has used the processor but has not printed,
+            read, written or sent anything; called again only after it has shown other activity. None: no callback.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ def _quiet_words(limit_s: float) -> str:
 
 
 def in_words(found: Standstill, seen: str) -> str:
-    """Return the standstill in words, for the log and for describe."""
+    """Return the standstill in words, for the log and for `clary describe`."""
     what = "waits for something that does not come" if found.kind == "idle" else "computes or waits in a loop"
     return (
         f"no progress for {found.seconds:.0f} s: nothing was printed, read, written or sent, and {found.cpu_s:.1f} s "

@@ -24,8 +24,8 @@ from clary.contract.launch_plan import HostPlan
 from clary.contract.stack_dumps import HostDump
 
 _JOIN_S = 2.0
-UNASKED = 0  # number of a dump that the agent takes without a request
-_SEND_S = 20.0  # while the service is unreachable; a later dump is worth little, and the service asks for the next one
+UNASKED = 0  # number of a dump that the agent takes without a request how long sending is retried
+_SEND_S = 20.0  # while the service is unreachable; a later dump is worth little, and the service requests the next one
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class StackDumps(Companion):
         self._threads: list[threading.Thread] = []
 
     def begin(self, program: WatchedProgram, ml_folder: Path) -> None:
-        """Set the program that dumps read."""
+        """Set the program whose processes are dumped."""
         self._first_pid, self._ranks = program.init_pid, program.ranks_by_pid
         self._ml_folder = ml_folder
 

@@ -29,7 +29,7 @@ from clary.contract.launch_plan import Channel, InputMode
 from clary.contract.ml_tree import MlTree
 from clary.contract.object_store import ObjectStore, whole_file
 
-NUM_PARALLEL = 8  # parallel fetches; more do not help on one link and load the store
+NUM_PARALLEL = 8  # parallel fetches; with more, one network link is not used better, but the store is loaded more
 _UNITS = ((1 << 40, "TB"), (1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
 
 
@@ -58,7 +58,7 @@ def fetch_channel(
     is_copied: bool = False,
     why_not_kept: str = "",
 ) -> ChannelFacts:
-    """Fetch a channel to `<tree>/input/data/<name>`; only count the objects of a pipe, only check a file system.
+    """Fetch a channel to `<tree>/input/data/<name>`; for a pipe count its objects, for a file system check it.
 
     The call can be repeated: files are replaced atomically, one by one.
 
@@ -66,8 +66,8 @@ def fetch_channel(
         host_index: index of this host among the hosts that get the channel, from 0.
         num_hosts: number of those hosts.
         cache: of this machine. With it the data becomes a snapshot in the cache, and the channel's folder stays empty.
-            If the cache cannot be used, it frees disk space, the data is fetched into the folder, and the summary has
-            the reason.
+            If the cache cannot be used, it only evicts entries to free disk space. The data is then fetched into the
+            folder, and the summary has the reason.
         is_copied: whether the snapshot will be copied.
         why_not_kept: a reason not to use the cache for the data.
     Raises: AgentError: fault USER for data that is missing or cannot be files and for a full disk, naming key or
@@ -133,7 +133,7 @@ def fetch_channel(
 def channel_folder(channel: Channel, tree: MlTree) -> Path:
     """Return the folder of a channel. Raises: AgentError for a name that cannot name a folder."""
     if channel.name in ("", ".", "..") or "/" in channel.name or "\0" in channel.name:
-        raise AgentError(f"Channel name {channel.name!a} cannot be a folder: rename it.", fault=Fault.USER)
+        raise AgentError(f"Channel name {channel.name!a} cannot be the name of a folder: rename it.", fault=Fault.USER)
     return tree.channel(channel.name)
 
 
@@ -144,8 +144,9 @@ def _require_folder(channel: Channel, path: str) -> None:
     except OSError as error:
         shown = os.path.join(path, channel.file_system_folder)
         raise AgentError(
-            f"Channel {channel.name}: {shown} is no folder that can be had on this host: {error.strerror}. Mount the "
-            "file system there, or correct the request: links on the way are not followed.",
+            f"Channel {channel.name}: {shown} cannot be opened as a folder on this host: "
+            f"{error.strerror}. Mount the file system there, or correct the request: links on the way are "
+            "not followed.",
             fault=Fault.USER,
             details={"channel": channel.name, "path": shown},
         ) from error

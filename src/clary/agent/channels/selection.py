@@ -98,7 +98,7 @@ def select_objects(channel: Channel, *, store: ObjectStore, manifests: ManifestS
         raise AgentError(
             f'No S3 objects found under S3 URL "{channel.s3_uri}" given in input data source. Please ensure that the '
             f"bucket exists in the selected region ({store.region}), that objects exist under that S3 prefix, and "
-            f'that the job\'s key may list bucket "{uri.bucket}".',
+            f'that the job\'s access key may list bucket "{uri.bucket}".',
             fault=Fault.USER,
             details={"channel": channel.name, "uri": channel.s3_uri},
         )

@@ -5,12 +5,12 @@ moment. A file that another file replaces within that moment can still be at res
 is unchanged after the moment and has no name left (`held_files`). A file that keeps growing is not whole: it may be a
 checkpoint that is being written.
 
-[Note: files that belong together] A group is taken into the set as a unit once all its files except noise are at rest.
-Whole files of the noise are taken one by one. A file that was replaced together with other files is taken only while
-those files are unchanged since they were taken, so that no set mixes files of two saves. If a group has waited for too
-long, its whole files are taken one by one, unless a file of the group is known to be unfinished, or is new without
-evidence that it is whole. The set lists the files that were not taken with their group (`left_out`), except logs,
-because it may be incomplete without them.
+A group is taken into the set as a unit once all its files except noise are at rest. Noise is the files that are never
+at rest although no save is unfinished, such as a log (`sights`). Noise files that are whole are taken one by one. A
+file that was replaced together with other files is taken only while those files are unchanged since they were taken, so
+that no set mixes files of two saves. If a group has waited for too long, its whole files are taken one by one, unless a
+file of the group is known to be unfinished, or is new without evidence that it is whole. The set lists the files that
+were not taken with their group (`left_out`), because the group may be incomplete without them. Logs are not listed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Choice:
 def choose(
     sights: Mapping[str, Sight], *, replaced: Mapping[str, FileFacts] | None = None, now_s: float, pace: Pace
 ) -> Choice:
-    """Return the groups and files that may be taken after a look.
+    """Return the groups and files that may be taken after a look (a scan of the folder).
 
     Args:
         sights: state of the groups after the look.
@@ -108,7 +108,7 @@ def choose(
 
 
 def to_hold(sights: Mapping[str, Sight], *, now_s: float, pace: Pace) -> list[str]:
-    """Return files that may be replaced before they are at rest; files that always changed alone come first.
+    """Return files that might be replaced before they are at rest; files that always changed alone come first.
 
     A file that has changed for the first time, or together with other files, is not returned, since it usually comes to
     rest.

@@ -1,7 +1,7 @@
 """Groups of files in the checkpoint folder that belong together. Pure.
 
-Files in the same top-level folder are a group; the files outside of any folder are the group "". Sets consist of
-groups; `choosing` decides when a group may be taken.
+Files in the same top-level folder are a group; the files outside of any folder are the group "". Checkpoint sets
+consist of groups; `choosing` decides when a group may be stored in a set.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def versions_of(checkpoints: CheckpointSet | None) -> dict[str, GroupVersion]:
 def without_collisions(
     old: Mapping[str, GroupVersion], new: Mapping[str, GroupVersion]
 ) -> tuple[dict[str, GroupVersion], frozenset[str]]:
-    """Combine groups of two moments; return the combined groups and the names of omitted new groups.
+    """Combine the groups of an old and a new state; return the result and the names of omitted new groups.
 
     A top-level name that was a file and became a folder belongs to two groups. If only one of these groups can be
     taken, the set would hold both the folder and the file: then the new group waits for the other group.

@@ -97,5 +97,5 @@ def _close(descriptor: int) -> None:
 
 
 def is_same_content(one: FileFacts, other: FileFacts) -> bool:
-    """Whether two states of an open file differ at most in the time at which it lost a name."""
+    """Whether two states of an open file are the same, apart from the time at which it lost a name."""
     return replace(one, changed_ns=other.changed_ns) == other

@@ -1,4 +1,4 @@
-"""The checkpoints of one host by its plan: the location of the folder, its restore, its mirror.
+"""The checkpoints of one host as its plan sets them: the folder's location, its restore, its mirror.
 
 LocalPath is either a folder below `/opt/ml` or another folder of the host. In the second case the agent creates it
 beside the host's tree and bind-mounts it at LocalPath. Plain processes see the machine's own files, so for them
@@ -38,7 +38,7 @@ _BOUND_FOLDER = "checkpoints"  # beside the host's tree
 _STORE_TIMEOUT_S = 20.0
 _STORE_ATTEMPTS = 4  # the retries take 2 to 4 seconds; the next round tries again
 _JOIN_S = 5.0
-_REST_INTERVALS = 6  # rest, in intervals, of a file without other evidence that it is whole
+_REST_INTERVALS = 6  # time in intervals for which a file without other evidence must be unchanged to count as whole
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 _UNIT = 1000
 
@@ -139,8 +139,8 @@ class HostCheckpoints:
         """Start the mirror.
 
         Args:
-            first_pid: pid of the program's first process on this machine; None: ends of its processes are no evidence
-                for files.
+            first_pid: pid of the program's first process on this machine; None: the ends of the program's processes are
+                not used as evidence about files.
         """
         assert self._restored is not None, "the restore comes first"
         clock = SystemClock()
@@ -150,7 +150,7 @@ class HostCheckpoints:
 
         def break_off() -> None:
             given_up.set()
-            # The close waits for a connection that is being opened: run it on another thread.
+            # Closing waits for a connection that is being opened, so it runs on another thread.
             closer = threading.Thread(target=store.close, name="checkpoint-store-closing", daemon=True)
             closer.start()
             self._closers.append(closer)
@@ -253,7 +253,7 @@ class HostCheckpoints:
 
 
 def _checked_path(local_path: str | None) -> PurePosixPath:
-    """Return LocalPath. Raises: AgentError (fault USER) if it would hide folders that the program needs."""
+    """Return LocalPath. Raises: AgentError (fault USER) if the path would hide folders that the program needs."""
     text = local_path or str(OPT_ML / "checkpoints")
     problem = real_folder_problem("CheckpointConfig.LocalPath", text)
     if problem is not None:

@@ -1,7 +1,8 @@
 """Objects below a prefix: plain objects, hosts' sets, content of sets. Pure except for `list_prefix`.
 
 A prefix without a slash at its end also matches longer names, as in SageMaker: `ckpt/ASHA-1` also matches
-`ckpt/ASHA-10/model.pt`, which is restored as `0/model.pt`. The log names such objects ("neighbours").
+`ckpt/ASHA-10/model.pt`, which is restored as `0/model.pt`. This package calls such objects neighbours; the log names
+them.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def list_prefix(prefix: Prefix, store: ObjectStore) -> Listing:
 
 
 def sort_objects(prefix: Prefix, objects: Iterable[ObjectInfo]) -> Listing:
-    """Sort the objects below the prefix, as the user wrote it, into plain objects, folders and objects of sets.
+    """Sort the objects below the user's literal prefix into plain objects, folders and objects of sets.
 
     Raises: AgentError (fault USER) naming a key that cannot be a file below the folder.
     """

@@ -34,7 +34,7 @@ class Looks:
         self._held = HeldFiles(folder, min_rest_s=min_rest_s)
         self.snapshot = Snapshot()
         self.sights: dict[str, Sight] = {}
-        self._decisions: Mapping[str, Decision] = {}  # path -> decision of the last look
+        self._decisions: Mapping[str, Decision] = {}  # path -> decision of the most recent look
 
     @property
     def held(self) -> Mapping[str, int]:
@@ -48,8 +48,8 @@ class Looks:
         return choose(self.sights, now_s=now_s, pace=self._pace)
 
     def second(self, taken: Mapping[str, GroupContent], *, now_s: float) -> Choice:
-        """Look again, which shows which files are at rest; close held files that are not chosen. Raises: OSError."""
-        # Decisions of the first look: writers may still have the replaced files open, though these have no name now.
+        """Look again to see which files are at rest; close held files that are not chosen. Raises: OSError."""
+        # Use the decisions of the first look: a replaced file has no name now, but a writer may still have it open.
         before = self._decisions
         replaced = {path: facts for path, facts in self._held.replaced().items() if _is_whole(before.get(path))}
         self._look(taken, replaced.keys(), now_s)
@@ -71,7 +71,7 @@ class Looks:
         return choose(self.sights, now_s=now_s, pace=Pace(settle_s=0.0, interval_s=self._pace.interval_s))
 
     def compare(self, taken: Mapping[str, GroupContent], choice: Choice, *, now_s: float) -> None:
-        """Update the sights after the chosen files were taken.
+        """Update `sights` after the chosen files were taken.
 
         Args:
             taken: group -> its content in the newest set, which now has the chosen files.

@@ -35,7 +35,7 @@ class Prefix:
 
     @property
     def base(self) -> str:
-        """The URI's key as a folder, the first part of every written key."""
+        """The URI's key as a folder path; every written key starts with it."""
         key = self.uri.key
         return key if not key or key.endswith("/") else f"{key}/"
 
@@ -46,7 +46,7 @@ class Prefix:
     def can_hold(self, relative: str) -> bool:
         """Whether stores accept the key of a relative path and list it unchanged.
 
-        SeaweedFS 4.48 turns a backslash into a slash, and hides the content of folders with the names of its own
+        SeaweedFS 4.48 turns a backslash into a slash, and hides the content of folders that are named like its own
         folders.
         """
         if len(self.key(relative).encode()) > _MAX_KEY_BYTES or _UNSAFE.search(relative):

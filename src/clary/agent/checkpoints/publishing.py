@@ -1,8 +1,8 @@
 """Publication of checkpoints at the paths that users read: the store copies content of sets to plain paths.
 
 Only the host with the lowest number does this, for the sets of all hosts, so that no two hosts write one key. A plain
-path that the newest set of this host references is never overwritten. Sets that other hosts commit after this host's
-last look are copied when the prefix is next used.
+path that the newest set of this host references is never overwritten. Sets that other hosts commit after this host has
+last read their sets are copied when the prefix is next used.
 
 These copies are for users and other tools; a restore reads sets. A failed copy is reported and delays no other work.
 """

@@ -55,7 +55,7 @@ def why_not_whole(
     host: str,
     number: int,
 ) -> str | None:
-    """Return the defect of a set that sizes of objects reveal, or None.
+    """Return the defect of a set that the sizes of its objects reveal, or None.
 
     Args:
         size_of: returns the size of the object with a key below the prefix; None if it does not exist.

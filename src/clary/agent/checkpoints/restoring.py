@@ -88,8 +88,8 @@ def restore(
         host: this host.
         first: the job's host with the lowest number.
         others: the job's other hosts.
-    Raises: AgentError for a host of the job without a whole set, naming the defect of each set (fault USER), for a full
-        disk and for keys that would leave the folder; ObjectStoreError.
+    Raises: AgentError in three cases: a host of the job has no whole set (fault USER; the message names the defect of
+        each set), the disk is full, or a key would put a file outside the folder; ObjectStoreError. ObjectStoreError.
     """
     started_s = time.monotonic()
     folder.make()
@@ -234,7 +234,8 @@ class _Restore:
             host = key.split("/")[1]
             if key == announcement_key(host):
                 data = self._store.get_bytes(self._prefix.bucket, self._prefix.key(key), max_bytes=MAX_MANIFEST_BYTES)
-                with contextlib.suppress(ContractError):  # pieces of a truncated announcement were never stored
+                # ignored: if an announcement is truncated, none of the objects that it announces was stored
+                with contextlib.suppress(ContractError):
                     found[host] = read_announcement(data)
         return found
 
@@ -363,7 +364,11 @@ class _Restore:
 
 
 def _doubts(plan: RestorePlan, sets: Mapping[str, CheckpointSet]) -> list[str]:
-    """Return warnings about restored files whose only evidence is rest, and about files that a set may lack."""
+    """Return warnings about restored files and sets that may be incomplete.
+
+    A file may be incomplete if the only sign that it was complete is that it had not changed for some time. A set may
+    be incomplete if it was stored without some files.
+    """
     rested: dict[str, list[RestoreItem]] = {}
     for item in plan.items:
         if item.file is not None and item.file.evidence == Evidence.RESTED:

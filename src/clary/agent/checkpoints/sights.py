@@ -42,7 +42,7 @@ _NUM_ALONE = 3  # three consecutive looks do not all fall between two files of o
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """The interval between rounds of looks, and the limits of rest and patience."""
+    """The interval between rounds of looks, and how long to wait for files to come to rest."""
 
     settle_s: float  # a file that is unchanged for this time is at rest
     interval_s: float  # between two rounds
@@ -60,7 +60,7 @@ class Pace:
 
 @dataclass(frozen=True, kw_only=True)
 class FileSight:
-    """A name in the folder; times are monotonic seconds."""
+    """State of one name in the folder; times are monotonic seconds."""
 
     facts: FileFacts | None  # None if the file no longer exists
     since_s: float  # time of the first look that saw this state
@@ -74,7 +74,7 @@ class FileSight:
     decision: Decision | None = None  # the decision whether it is whole; None if it is unchanged since it was taken
 
     def is_at_rest(self, now_s: float, pace: Pace) -> bool:
-        """Whether the look at `now_s` saw the file at rest, and the file is decided to be whole."""
+        """Whether the look at `now_s` saw the file at rest, and the file is judged to be whole."""
         return now_s - self.since_s >= pace.settle_s and (self.decision is None or self.decision.is_whole)
 
     @property
@@ -106,8 +106,8 @@ class FileSight:
         """Whether the file has been busy for longer than its writing can take.
 
         Args:
-            outlasts_saves: whether other files were saved meanwhile, so that a small size shows that it is no slow
-                save.
+            outlasts_saves: whether other files were saved meanwhile, so that a small size shows that the file is not a
+                slow save.
         """
         busy_s = 0.0 if self.is_at_rest(now_s, pace) else now_s - self.busy_since_s
         size_bytes = self.facts.size_bytes if self.facts is not None else 0
@@ -150,14 +150,14 @@ class Sight:
         return file.is_busy_for_long(now_s, pace, outlasts_saves=outlasts_saves)
 
     def _outlasts_saves(self, path: str, file: FileSight) -> bool:
-        """Whether other files were saved while a file existed, or was busy."""
+        """Whether other files were saved while the file at `path` existed, or while it was busy."""
         if (path in self.old_names or file.taken is not None) and not file.is_unfinished:
             return True
         saved_s = [other.saved_s[0] for other in self.files.values() if len(other.saved_s) == _NUM_SAVES]
         return max(saved_s, default=-inf) > file.busy_since_s
 
     def is_dirty_but_for(self, noise: Collection[str]) -> bool:
-        """Whether the newest set lacks any change, except changes of the given noise."""
+        """Whether the newest set lacks a change other than changes of the noise files in `noise`."""
         is_any = any(file.dirty_since_s is not None for path, file in self.files.items() if path not in noise)
         return is_any or self.frame_dirty_since_s is not None or bool(self.left_out.difference(noise))
 
@@ -288,7 +288,7 @@ def _with_unrest(sight: Sight, now_s: float, pace: Pace) -> Sight:
     since_s: float | None = None
     if sight.is_dirty_but_for(noise) and not sight.is_at_rest_but_for(noise, now_s, pace):
         since_s = now_s if sight.unrest_since_s is None else sight.unrest_since_s
-    # A removed name that is in no set is kept until its absence is at rest: the file may reappear.
+    # A removed name that is in no set is kept until it has been absent for the rest time: the file may reappear.
     files = {
         path: file
         for path, file in sight.files.items()

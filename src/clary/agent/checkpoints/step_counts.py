@@ -80,7 +80,8 @@ class StepCountSource:
         at_ns = newest_ns(files)
         if at_ns is None:
             return None
-        if at_ns > self._looked_ns:  # clock set back: not cached, since this file stays the newest
+        # clock set back: not cached, since a cached value would be used as long as this file is the newest
+        if at_ns > self._looked_ns:
             return self._counts_at(at_ns)
         if at_ns not in self._known:
             self._known[at_ns] = self._counts_at(at_ns)
@@ -131,7 +132,7 @@ def leave_restored(folder: CheckpointFolder, counts: RestoredCounts) -> None:
 
 
 def _stepped_ns(rows: Iterable[CountsRow], at_ns: int) -> int:
-    """Return the start of a process's last step up to a moment; the moment itself without such a row."""
+    """Return the start of a process's last step up to a moment, or the moment itself if it has no such step."""
     return max((row.at_ns for row in rows if row.at_ns <= at_ns), default=at_ns)
 
 

@@ -2,7 +2,7 @@
 
 Order of the steps: announce the new objects at plain paths; store the new files; scan the folder again; write the
 manifest of the files that are unchanged in the folder; only then delete old content. So the newest set of a host stays
-whole, wherever the host dies.
+whole, at whichever step the host dies.
 
 Files that were restored from another host's set belong to that host. They join a set of this host only after they
 change here.
@@ -112,7 +112,8 @@ class SetWriter:
         """
         taken_at = self._clock.now()
         if self._step_counts is not None:
-            self._step_counts.look()  # before the uploads, which take long: meanwhile rows are overwritten
+            # before the uploads: they take long, and rows of step counts are overwritten meanwhile
+            self._step_counts.look()
         contents = contents_of(snapshot)
         self._decisions = choice.decisions
         for path in choice.decisions.keys() & self._known.keys():
@@ -176,7 +177,7 @@ class SetWriter:
     def _new_versions(
         self, contents: Mapping[str, GroupContent], choice: Choice
     ) -> tuple[dict[str, GroupVersion], dict[str, GroupContent]]:
-        """Scan again; return the new versions of unchanged groups, and the content taken of each group."""
+        """Scan again; return the new versions of unchanged groups, and for each group the content that was taken."""
         again = contents_of(scan(self._folder))
         old = versions_of(self.last)
         versions, taken = {}, {}
@@ -203,7 +204,7 @@ class SetWriter:
     def _with_doubts(
         self, name: str, version: GroupVersion, content: GroupContent, choice: Choice
     ) -> tuple[GroupVersion, GroupContent]:
-        """Return a group's version and content with the files that it lacks.
+        """Return a group's version and content, with the paths of the files that the group lacks filled in.
 
         It lacks the files left out now, and, while a restored file of the group is unchanged, the files that the
         restored set left out.
@@ -278,7 +279,7 @@ class SetWriter:
         return replace(file, evidence=decision.evidence.value, rested_s=round(decision.rested_s, 1))
 
     def _with_plain_key(self, file: CheckpointFile) -> CheckpointFile:
-        """Return the file with its plain path as key if that object is known to have the content."""
+        """Return the file with its plain path as key if the object at that path is known to have its content."""
         if self._writer.is_first and file.key != file.path and self._may_name_plain(file):
             return replace(file, key=file.path)
         return file
@@ -399,7 +400,7 @@ def _restored_doubts(history: History) -> dict[str, GroupContent]:
 
 
 def _content(file: CheckpointFile) -> CheckpointFile:
-    """Return a file without key and evidence, which alone make no new set."""
+    """Return a file without its key and evidence; a change of these alone makes no new set."""
     return replace(file, key="", evidence="", rested_s=0.0)
 
 

@@ -27,7 +27,7 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """A file to store, its state at the look, and its key below the prefix."""
+    """A file to store, its state when the folder was scanned, and its key below the prefix."""
 
     path: str
     facts: FileFacts
@@ -61,7 +61,7 @@ class Uploader:
     def store_all(
         self, uploads: Sequence[Upload], *, on_stored: Callable[[Upload, CheckpointFile], None]
     ) -> dict[str, str]:
-        """Store files; files that have changed since the look are skipped.
+        """Store files; files that have changed since the scan are skipped.
 
         Args:
             on_stored: called, from several threads, with each stored file.
@@ -77,7 +77,7 @@ class Uploader:
             try:
                 file = self._store_one(upload)
             except FileNotFoundError:
-                return  # the next look sees its new state
+                return  # the next scan sees its new state
             except OSError as error:
                 unread[upload.path] = error.strerror or str(error)
                 return
@@ -122,7 +122,7 @@ class Uploader:
         )
 
     def _read_through(self, upload: Upload, descriptor: int) -> str | None:
-        """Store the content of an open file; return its SHA-256, or None if the file has changed since the look."""
+        """Store the content of an open file; return its SHA-256, or None if the file has changed since the scan."""
         if facts_of(os.fstat(descriptor)) != upload.facts:
             return None
         digest = hashlib.sha256()
@@ -150,8 +150,9 @@ class Uploader:
         if found is None or found.size_bytes != upload.facts.size_bytes:
             got = "nothing" if found is None else f"{found.size_bytes} bytes"
             raise ObjectStoreError(
-                f"s3://{self._prefix.bucket}/{self._prefix.key(upload.key)}: the store took "
-                f"{upload.facts.size_bytes} bytes and has {got}. Tried again with the next round.",
+                f"s3://{self._prefix.bucket}/{self._prefix.key(upload.key)}: the store accepted "
+                f"{upload.facts.size_bytes} bytes, but its listing shows {got}. The upload is tried again in "
+                "the next round.",
                 retryable=True,
             )
 

@@ -19,7 +19,7 @@ from clary.agent.environments.interpreter import InterpreterFacts
 from clary.base.errors import AgentError
 
 _VENV_TIMEOUT_S = 120.0
-_MAX_SHEBANG_BYTES = 4096  # length of the head of a script in which the interpreter's path is searched
+_MAX_SHEBANG_BYTES = 4096  # length of a script's head, which is searched for the interpreter's path
 # Files that `venv` writes for the copy itself.
 _OWN_PROGRAMS = ("python", "activate", "Activate.ps1", "deactivate")
 _OWN_ENTRIES = frozenset({"pyvenv.cfg", "lib64", "bin"})

@@ -160,7 +160,7 @@ def _copy_folder(source: Folder, target: Path) -> None:
         if os.path.samestat(os.fstat(source.fileno()), os.fstat(folder.fileno())):
             return
         if folder.lies_in(source.path):
-            raise OSError(errno.EINVAL, "the folder of the code itself lies in it")
+            raise OSError(errno.EINVAL, "it contains the folder that the code is copied into")
         copy_tree(source, folder)
 
 

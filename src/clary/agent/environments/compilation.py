@@ -1,4 +1,4 @@
-"""Variables of a job with compiler_config or sagemaker_amp, and the name of its kept compiled code. Pure.
+"""Variables of a job with compiler_config or sagemaker_amp, and the name of its cached compiled code. Pure.
 
 Where: `variables` adds these variables to a program's environment; the user's own variables override them.
 `compiled_code` stores files under the name.
@@ -60,9 +60,10 @@ def compilation_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> d
 def compiled_name(plan: LaunchPlan, *, code_digest: str, environment: Path) -> str:
     """Return the name for a job's compiled code: a hash of all inputs that determine the program.
 
-    Only a job with the same name runs the code that this job has compiled. So the name covers every possible source of
-    code: source folder, environment, command, variables, data, checkpoints, and hyperparameters that are texts. It does
-    not cover numbers, or values that always differ between jobs.
+    Only a job with the same name for its compiled code runs the code that this job has compiled. So the name covers
+    every possible source of code: source folder, environment, command, variables, data, checkpoints, and
+    hyperparameters with text values. It does not cover hyperparameters that are numbers, or values that always differ
+    between jobs.
 
     Args:
         plan: of the attempt.

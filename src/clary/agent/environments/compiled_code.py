@@ -1,17 +1,17 @@
 """Cache of compiled code on this machine, shared between jobs with compiler_config.
 
-    <cache>/compiled/<name>/    files with the names of torch's compiler, which depend on content
-    <cache>/compiled/.lock      held shared while files are copied from here, exclusively while files are added
+    <cache>/compiled/<name>/ files that torch's compiler names after their content <cache>/compiled/.lock held shared
+    while files are copied from the cache, exclusively while files are added
 
 Where: `wiring` creates one `CompiledCode` per host. The program works on a copy in its own tree and sees no shared
 file. After the program has ended with 0, the agent copies new files to the cache, through a folder's descriptor and
 without following links; cached files are never replaced. An error becomes a line in the log and does not fail the job.
 
-[Note: who runs whose code]
-The next job with the same name runs the code that a job has compiled, so a malicious program could leave any code in
-the cache. The name (`compilation.compiled_name`) covers every possible source of code: both jobs are the same program
-on the same data, so the first job cannot leave code that the second would not run anyway. The cache lies in the
-service's home, which has one owner and is hidden from programs. A cache that another user may write to is not used.
+A job runs the code that an earlier job with the same cache name has compiled, so a malicious program could leave any
+code in the cache. The cache name (`compilation.compiled_name`) covers every possible source of code. So both jobs are
+the same program on the same data, and the first job cannot leave code that the second would not run anyway. The cache
+lies in the service's home, which has one owner and is hidden from programs. A cache that another user may write to is
+not used.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class CompiledCode:
         self.summaries: tuple[str, ...] = ()  # lines for the log
 
     def bring(self, environment: Path, *, timeout_s: float = _WAIT_S) -> None:
-        """Copy cached code of the same name into the tree; no effect on jobs without a compiler.
+        """Copy cached code with this job's cache name into the tree; no effect on jobs without a compiler.
 
         Args:
             environment: root of the program's Python environment; environment and code must be ready.
@@ -146,8 +146,9 @@ def _check_closed(root: Path) -> None:
         raise AgentError(f"{root} is a link; expected a folder of this service: remove it")
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise AgentError(
-            f"{root} belongs to user {status.st_uid} and has mode {stat.S_IMODE(status.st_mode):04o}; expected user "
-            f"{os.geteuid()} and nobody else to write, for its files are run. Remove it, and it is made anew"
+            f"{root} belongs to user {status.st_uid} and has mode {stat.S_IMODE(status.st_mode):04o}; "
+            f"expected owner {os.geteuid()} and no write access for other users, because its files are "
+            "executed. Remove it; a new folder is then created"
         )
 
 

@@ -22,7 +22,7 @@ from clary.contract.training_values import STATUS_TOKEN_FILE, status_token
 
 LOOPBACK = "lo"
 
-# Default paths for structures of the request without a path.
+# Default paths for those structures of the request that give no path.
 _LOCAL_PATHS = {
     "debughookconfig": "output/tensors",
     "tensorboardoutputconfig": "output/tensorboard",

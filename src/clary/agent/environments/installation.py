@@ -109,7 +109,7 @@ class Installation:
 
     @property
     def kept(self) -> Path:
-        """Folder of the installed packages after `run`; missing after plain processes, which install in place."""
+        """Folder of the installed packages after `run`; missing if plain processes installed in place."""
         return self.place / "host" / KEPT
 
     def run(self) -> CommandResult:

@@ -55,7 +55,7 @@ class _Merge:
         self._check()
         if depth > MAX_DEPTH:
             raise AgentError(
-                f"The installation made more than {MAX_DEPTH} folders in one another, at {path[:200]!a}.",
+                f"The installation nested folders more than {MAX_DEPTH} deep, at {path[:200]!a}.",
                 fault=Fault.USER,
             )
         for name in os.listdir(source.fileno()):

@@ -1,4 +1,4 @@
-"""Bounded reading of requirement files, and classification of their lines by the inputs of an installation.
+"""Bounded reading of requirement files, and classification of their lines by their dependencies.
 
 Where: `requirements` reads them before the installation. The files are untrusted: the agent reads only regular files
 below the source folder, and gives the installer the content that it has read.
@@ -107,7 +107,9 @@ class _Reader:
         if name in self.files:
             return
         if len(self.files) >= MAX_FILES or len(above) >= MAX_DEPTH:
-            raise _refused(f"more than {MAX_FILES} files are included, or more than {MAX_DEPTH} in one another")
+            raise _refused(
+                f"more than {MAX_FILES} files are included, or includes are nested more than {MAX_DEPTH} deep"
+            )
         try:
             content = self._content(name)
         except FileNotFoundError:
@@ -165,7 +167,7 @@ def _inside(value: str, name: str) -> str:
     elif not place.startswith("/"):
         place = posixpath.normpath(posixpath.join(posixpath.dirname(name), place))
     if not value or "\0" in place or place.startswith(("/", "..")):
-        raise _refused(f"{name} includes {value!r}: files that it names lie in the source folder")
+        raise _refused(f"{name} includes {value!r}: included files must lie in the source folder")
     return place
 
 

@@ -8,10 +8,10 @@ are kept in `<cache>/environments/<hash>` for later jobs whose installation has 
     <hash>.building/   temporary files of the installation
     <hash>.lock        locked by the one builder that may write the copy
 
-[Note: copies are built in place]
-Programs of an environment name their interpreter by path, so a copy is built at its final path and becomes valid by its
-marker. If hosts have overlays, only the agent writes into the copy, so a killed agent's host that is still ending
-cannot disturb the next builder. A copy without the marker was left by a failure and is deleted.
+[Note: copies are built in place] Programs of an environment name their interpreter by path, so a copy is built at its
+final path and becomes valid once its marker exists. If hosts have overlays, only the agent writes into the copy, so a
+killed agent's host that is still ending cannot disturb the next builder. A copy without the marker was left by a
+failure and is deleted.
 
 [Note: what the agent does with a finished copy]
 An untrusted build may have written any file of the copy. So outside of hosts, the agent starts no program, follows no
@@ -171,8 +171,8 @@ class _Task:
             raise AgentError(f"Installing {self.label} was given up because the host stops.")
         if time.monotonic() > self.deadline_s:
             raise AgentError(
-                f"{self.label} could not be installed in time. Put packages that take long into an environment of "
-                "its own and name it in settings.toml.",
+                f"{self.label} could not be installed in time. Put packages that take long to install into an "
+                "environment of their own, and name that environment in settings.toml.",
                 fault=Fault.USER,
             )
 

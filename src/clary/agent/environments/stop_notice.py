@@ -26,8 +26,8 @@ def stop_notice_path(tree: MlTree) -> Path:
 def write_stop_notice(tree: MlTree, *, reason: str, grace_s: float, clock: Clock) -> None:
     """Write the notice atomically; a later notice replaces an earlier notice.
 
-    It has the end of the grace period by two clocks: monotonic time is the same for all processes of the machine and
-    does not change when the time of day is set.
+    It gives the end of the grace period by the wall clock and by the monotonic clock: monotonic time is the same for
+    all processes of the machine and does not change when the time of day is set.
 
     Args:
         tree: of the host, as the agent sees it.

@@ -1,4 +1,4 @@
-"""The folder by which a job's programs find Clary's train side and the names that users' scripts import.
+"""The folder where programs of a job find `clary.train` and our `smdistributed`, `smdebug` and `horovod`.
 
 Where: the supervisor builds it together with `/opt/ml`; launchers put it last on PYTHONPATH. No package is installed.
 
@@ -10,8 +10,8 @@ Where: the supervisor builds it together with `/opt/ml`; launchers put it last o
         clary_rehearsal.py              likewise
         clary-VERSION.dist-info         entry points `torch.backends` for the three
 
-[Note: the user's packages win]
-PYTHONPATH precedes site-packages, so the last place on PYTHONPATH is not enough. `clary` and `smdistributed` are
+[Note: the user's packages win] PYTHONPATH precedes site-packages, so even the last folder on PYTHONPATH would win over
+the user's packages. `clary` and `smdistributed` are
 therefore namespace packages here: Python prefers a regular package of that name anywhere on the path. If AWS's
 `smdistributed` is a namespace package too, the code of our `smdistributed.dataparallel` loads AWS's module instead; our
 `smdebug` and `horovod`, which are regular packages, do the same.

@@ -83,7 +83,7 @@ CONFIG_FILE_VARIABLES = {
 }
 PROXY_VARIABLES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy")
 _INHERITED_PREFIXES = ("PIP_", "UV_")
-# If the user sets one of these variables, the library reports to a server.
+# If the user sets one of these variables, Weights & Biases reports to a server.
 _WANDB_ONLINE = frozenset({"WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL"})
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MASTER_NAME_OF_V3 = "algo-1"  # hard-coded in SDK v3's environment script
@@ -204,10 +204,10 @@ def service_variables(
 
 
 def _reporting_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, str]:
-    """Return the variables by which libraries report a training; the user's Environment overrides them.
+    """Return the variables that tell libraries how to report a training; the user's Environment overrides them.
 
-    transformers (with KubeflowCallback) posts its progress to the URL in variables with the Kubeflow trainer's names;
-    MLflow and Weights & Biases write into the folder that becomes output.tar.gz.
+    transformers (with KubeflowCallback) posts its progress to the URL given in the Kubeflow trainer's variables; MLflow
+    and Weights & Biases write into the folder that becomes output.tar.gz.
     Source: docs/user-guides/trainjob-progress.md of kubeflow/trainer; MLflow's MLFLOW_TRACKING_URI and
     MLFLOW_ALLOW_FILE_STORE; WANDB_MODE and WANDB_DIR of wandb.
     """
@@ -218,7 +218,7 @@ def _reporting_variables(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> di
     }
     if not plan.user_environment.keys() & _WANDB_ONLINE:
         variables["WANDB_MODE"] = "offline"
-    if not plan.network_isolation:  # such hosts cannot reach the service
+    if not plan.network_isolation:  # isolated hosts cannot reach the service
         path = STATUS_PATH.format(job=plan.job_name, attempt=plan.attempt, host=host.name)
         variables["KUBEFLOW_TRAINER_SERVER_URL"] = f"{plan.job_endpoint.url.rstrip('/')}{path}"
         variables["KUBEFLOW_TRAINER_SERVER_TOKEN"] = str(status_token_file(inside))
@@ -335,7 +335,8 @@ def _training_env(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str,
         "is_hetero": len(groups) > 1,
         "is_master": host.name == master,
         "is_modelparallel_enabled": plan.user_environment.get("SM_HP_MP_PARAMETERS"),
-        "is_smddpmprun_installed": True,  # the launchers' shims, which come first in PATH, include both
+        # the launchers' shims, which come first in PATH, include smddpmprun and smddprun
+        "is_smddpmprun_installed": True,
         "is_smddprun_installed": True,
         "job_name": plan.job_name,
         "log_level": platform.get(hps.LOG_LEVEL, logging.INFO),

@@ -16,9 +16,9 @@ _PENDING = FindingState.PENDING
 
 
 def merged(record: Record, found: Sequence[HealthFinding]) -> Record:
-    """Return the record with new findings; a known finding replaces a pending one, in either order.
+    """Return the record with new findings; a final finding replaces a pending one, whichever comes first.
 
-    A pending finding covers a whole link, and any known finding on the link replaces it.
+    A pending finding covers a whole link, and any finding on the link that is not pending replaces it.
     """
     known = [item for item in record.values() if item.state is not _PENDING]
     known_keys, known_peers = {_key(item) for item in known}, {item.peer for item in known} - {None}

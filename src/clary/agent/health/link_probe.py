@@ -31,7 +31,8 @@ _ANSWER_S = 3.0  # timeout of an answer on an open connection
 _NUM_EXCHANGES = 15
 _FEWEST_EXCHANGES = 5
 _EXCHANGES_S = 0.4
-_MOST_DATAGRAMS, _FEWEST_DATAGRAMS = 1000, 200  # per peer: of them a loss of 5 % is 50 +- 7, or 10 +- 3
+# per peer; a loss of 5 % is 50 +- 7 of the former, or 10 +- 3 of the latter
+_MOST_DATAGRAMS, _FEWEST_DATAGRAMS = 1000, 200
 _ALL_DATAGRAMS = 2000  # to all peers together, unless the fewest per peer are more
 _DATAGRAMS_PER_TURN = 40
 _TURN_S = 0.005
@@ -41,7 +42,7 @@ _TAIL_S = 0.1  # wait for the last datagrams, in addition to the round trip
 _NUM_ROUNDS = 3  # rounds before packets count as lost
 _BETWEEN_ROUNDS_S = 0.3  # lets a busy machine recover
 _FULL_S = 1.0  # wait for room in this host's send buffer
-_NUM_RISES = 10  # limit of counts while datagrams still arrive
+_NUM_RISES = 10  # maximum number of recounts while datagrams still arrive
 _COPIES = 4  # packets per size: a link that loses a fifth loses all four once in six hundred times
 _SIZES = (1500, 1492, 1480, 1460, 1450, 1420, 1400, 1380, 1340, 1300, 1280, 1200, 1024, 576)
 _PORT_S = 1.3  # longer than the kernel's first retry
@@ -282,7 +283,8 @@ class LinkProbe:
                 if self._listener.passed[self._peer.name] >= sizes[0]:
                     return True
                 await asyncio.sleep(_TURN_S)
-            await self._ask("echo x")  # after its answer the peer has read all arrived packets, even if it was slow
+            # the answer shows that the peer has read all arrived packets, even if it was slow
+            await self._ask("echo x")
             self._listener.drain()
         return self._listener.passed[self._peer.name] >= sizes[0]
 
@@ -323,7 +325,7 @@ class LinkProbe:
                     writer.write_eof()
                     await reader.readline()  # the answer to hello
                     num_bytes, took_s = (float(word) for word in (await reader.readline()).split())
-            except TimeoutError:  # the acknowledged bytes so far are the link's capacity
+            except TimeoutError:  # the bytes acknowledged until now show the link's rate
                 num_bytes = float(interfaces.bytes_acknowledged(writer.get_extra_info("socket")))
                 took_s = time.monotonic() - began_s
             return round(num_bytes * 8 / max(took_s, 1e-6) / 1e6, 1)

@@ -23,7 +23,8 @@ from clary.base.plain import from_plain, to_plain
 from clary.contract.health import HealthAction
 from clary.contract.launch_plan import HostPlan, LaunchPlan
 
-_MEASURING_S = 25.0  # after contact with the peers: several times the duration for the slowest link on a busy machine
+# timeout after contact with the peers: several times the duration for the slowest link on a busy machine
+_MEASURING_S = 25.0
 _PAUSE_S = 1.0  # delays our own imports, so that a program that starts meanwhile has the processors
 _END_S = 2.0
 _CHUNK_BYTES = 1 << 16
@@ -140,7 +141,7 @@ class NetworkDoctor:
             if not more:
                 code = self._process.wait(_END_S)
                 if code == NETWORK_GONE_EXIT_CODE:
-                    raise ValueError("its network is gone: what held it has ended")
+                    raise ValueError("its network is gone: the holder of the network has ended")
                 raise ValueError(f"its network program ended with code {code}; see the agent's log")
             self._data += more
         line, _, self._data = self._data.partition(b"\n")

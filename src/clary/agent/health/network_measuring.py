@@ -101,7 +101,7 @@ async def _tell_ports(order: NetworkOrder, probes: Sequence[LinkProbe], taken: S
 async def _sum(order: NetworkOrder, listener: Listener, probes: list[LinkProbe]) -> tuple[int | None, str]:
     """Sum the indexes of all hosts, from 1, around a ring; a second round sends the sum to all hosts.
 
-    Returns: the sum and None, or None and the reason.
+    Returns: the sum and "", or None and the reason.
     """
     names = order.names
     place = names.index(order.host)

@@ -26,7 +26,7 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """Another host, with the delay, loss and rate of its link by the job's own plan."""
+    """Another host, with the delay, loss and rate that the job's plan sets for its link."""
 
     name: str
     address: str
@@ -54,7 +54,7 @@ class NetworkOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class PortReading:
-    """The findings at the job's own ports; no probe touches these ports afterwards."""
+    """The reading of the job's own ports; no probe touches these ports afterwards."""
 
     taken: tuple[int, ...] = ()  # the job's ports that are in use on this host
     silent: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # peer -> its silent ports
@@ -71,11 +71,11 @@ class LinkReading:
     error: str = ""  # of the last attempt
     route_address: str = ""  # source address that the kernel picks for the peer
     route_interface: str = ""  # interface with that address; empty if there is none
-    route_error: str = ""  # error if the kernel has no route to the peer, without a given interface
+    route_error: str = ""  # error if the kernel, given no interface, has no route to the peer
     round_trip_ms: float | None = None  # of the fastest small exchange: slower exchanges waited for a processor
     num_sent: int = 0  # small datagrams sent in the round with the least loss
     num_arrived: int | None = None  # of these, by the peer's count
-    num_overrun: int = 0  # datagrams dropped by the peer's kernel; if any, `num_arrived` proves no loss
+    num_overrun: int = 0  # datagrams dropped by the peer's kernel; if any, `num_arrived` does not prove a loss
     num_heard: int = 0  # datagrams received from the peer
     interface_mtu: int = 0
     passing_mtu: int | None = None  # largest packet that was answered; 0: none

@@ -56,7 +56,7 @@ _CLONE3 = 435
 
 
 class _Machine(NamedTuple):
-    """Numbers of an architecture that a filter needs."""
+    """The numbers that a filter needs for one architecture."""
 
     audit_number: int  # linux/audit.h
     clone: int

@@ -2,8 +2,8 @@
 
 Where: the first process of a host makes one `Confinement` for all processes that it starts; `spawning` enters it in
 each process, after all steps that need more rights. The standby interpreter enters it too, and its forks inherit it.
-Hosts without namespaces have none: without privileges the kernel accepts a filter only from a process with
-no_new_privs, which cannot use set-user-id programs.
+Processes of hosts without namespaces have no confinement: the kernel accepts a filter from an unprivileged process only
+if it has no_new_privs, and such a process cannot use set-user-id programs.
 """
 
 from __future__ import annotations

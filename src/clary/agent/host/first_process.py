@@ -86,7 +86,7 @@ class FirstProcess:
             os.chown(self._scratch_folder, owner.st_uid, owner.st_gid)
         self._cgroup = HostCgroup.create(self._sandbox.cgroup_name, self._sandbox.resources)
         if standby is not None:
-            with contextlib.suppress(OSError):  # the imports then take processors from other jobs
+            with contextlib.suppress(OSError):  # if this fails, the imports take processors from other jobs
                 self._cgroup.yield_processors()
         order = host_order(
             processes,
@@ -133,7 +133,7 @@ class FirstProcess:
         binds: Sequence[Bind],
         output_fds: Sequence[int],
     ) -> bool:
-        """Send the program to a first process that stands by; return False if that failed, for example at its end.
+        """Send the program to a first process that stands by; return False if that failed, as when it has ended.
 
         From now on the host has its full share of the processors.
 
@@ -151,7 +151,7 @@ class FirstProcess:
             if self._cgroup is not None:
                 self._cgroup.claim_processors()
         except OSError:
-            self.end()  # a program must not run with a tenth of its share: it gets a new host
+            self.end()  # a program must not run with the tenth of its share that a standby host has: it gets a new host
             return False
         descriptor = _in_memory("clary-start-order", order)
         try:
@@ -239,7 +239,7 @@ class FirstProcess:
         return refusal
 
     def _keep_layers(self) -> None:
-        """Move overlay layers to keep out of the scratch folder, if no process can still write to them."""
+        """Move the overlay layers to be kept into the host's folder, if no process can still write to them."""
         # After the first process was killed, the host's process 1 and the program may still run for a moment.
         if self._init is None or self._init.poll() != 0:
             return

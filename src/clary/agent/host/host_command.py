@@ -1,4 +1,4 @@
-"""Run one command in a host of its own until its end, for untrusted code before the job's program starts.
+"""Run one untrusted command in a host of its own, before the job's program starts; wait for its end.
 
 Where: `environments.installation` installs requirements with it; `supervisor.wiring` runs programs that may come from a
 job, such as Open MPI's, and reads their output. The host ends before `run_in_host` returns, so no process of the
@@ -20,7 +20,7 @@ from clary.contract.failure_reasons import OUT_OF_MEMORY
 KEPT_BYTES = 256 * 1024  # last bytes of the output, since a build may print without end
 _POLL_S = 0.05
 _MIB = 1024 * 1024
-_SIGNAL_CODE = 128  # added to a signal, as shells do
+_SIGNAL_CODE = 128  # added to the number of a signal that ended the command, as shells do
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,9 @@ inner process is process 1 of the host. The end of either process ends the host:
 process, and the kernel kills a PID namespace whose first process has ended. The outer process cannot use the
 parent-death signal instead, because that fires when the agent's *thread* ends.
 
-no_new_privs is not set, as in a container: sudo, ping and mpirun's helpers work. Capabilities are Docker's defaults
-less MKNOD (`kernel.KEPT_CAPABILITIES`); system calls are filtered (`call_filter`); the session's keys are dropped.
+As in a container by default, no_new_privs is left unset, so that sudo, ping and mpirun's helpers work. Capabilities are
+Docker's defaults less MKNOD (`kernel.KEPT_CAPABILITIES`); system calls are filtered (`call_filter`); the session's keys
+are dropped.
 """
 
 from __future__ import annotations
@@ -265,7 +266,10 @@ def _watch(inner: int, control: socket.socket) -> None:
 
 
 def _clean_up_if_alone(order: Mapping[str, Any], control: socket.socket) -> None:
-    """Remove folder and cgroups if the agent has died; a living agent reads the counters first and removes them."""
+    """Remove the folder and the cgroups if the agent has died.
+
+    A living agent removes them itself, after it has read the cgroups' counters.
+    """
     poll = select.poll()
     poll.register(control, 0)
     if any(event & select.POLLHUP for _, event in poll.poll(0)):

@@ -56,7 +56,7 @@ class Keeper:
         census: finds every process of the program.
         dies_with_keeper: whether the kernel's parent-death signal ends the processes with this process.
         confinement: the confinement that each process enters.
-        zygote: standby interpreter from which marked processes are forked.
+        zygote: standby interpreter from which the processes marked with `forks` are forked.
     """
 
     def __init__(
@@ -79,12 +79,12 @@ class Keeper:
         self._why_not_forked = ""
         self._outside: OutsideSignals | None = None
         self._alive: dict[int, int] = {}  # pid -> index; only processes in `processes`
-        self._next_look_s = 0.0  # monotonic time of the next look of the census
+        self._next_look_s = 0.0  # monotonic time of the census's next `look`
         self._doomed: set[int] = set()  # pids alive when the agent ended the program
         self.is_asked_again = False  # whether the agent wants the host for another program
 
     def run(self, *, not_isolated: Sequence[str]) -> None:
-        """Start and reap processes until the agent disconnects or wants the host again; then kill the others."""
+        """Start and reap processes until the agent disconnects or reuses the host; then kill the remaining ones."""
         child_ended, wakeup = os.pipe()
         os.set_blocking(child_ended, False)
         os.set_blocking(wakeup, False)
@@ -141,7 +141,7 @@ class Keeper:
             self._send(kind="heard")
 
     def _look_in_s(self) -> float | None:
-        """Let the census look if that is due; return the seconds until its next look, or None without one."""
+        """Call the census's `look` if it is due; return the seconds until the next call, or None without calls."""
         interval_s = self._census.look_interval_s
         if interval_s is None:
             return None
@@ -152,7 +152,7 @@ class Keeper:
         return self._next_look_s - now_s
 
     def _fork_marked(self) -> Mapping[int, int]:
-        """Fork the marked processes from the zygote; return index -> pid, empty after a failure."""
+        """Fork the processes marked with `forks` from the zygote; return index -> pid, empty after a failure."""
         if self._zygote is None:
             return {}
         pids, self._why_not_forked = self._zygote.fork(
@@ -191,7 +191,7 @@ class Keeper:
         if not data:
             return False
         message = json.loads(data)
-        # Reap first: a process that has already ended, or is ending, ends by itself.
+        # Reap first: a process that has already ended or is ending counts as having ended by itself.
         self._reap()
         if message["kind"] == "again":
             self.is_asked_again = True

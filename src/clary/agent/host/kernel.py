@@ -239,7 +239,7 @@ def set_hostname(name: str) -> None:
 
 
 def die_with_parent(signal_number: int) -> None:
-    """Request `signal_number` from the kernel when the thread that forked this process ends."""
+    """Request that the kernel send this process `signal_number` when the thread that forked it ends."""
     _prctl(_PR_SET_PDEATHSIG, signal_number)
 
 
@@ -312,7 +312,7 @@ def files_of(owner: int) -> Iterator[None]:
 
 
 def has_call_filters() -> bool:
-    """Whether the kernel supports call filters and seccomp's number on this architecture is known."""
+    """Whether seccomp's number on this architecture is known and the kernel supports call filters."""
     is_known = os.uname().machine in _SECCOMP_NUMBERS
     return is_known and _libc().prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
 
@@ -341,7 +341,7 @@ def join_new_session_keyring() -> None:
     """Replace the session keyring by an empty keyring. Raises: OSError."""
     number = _KEYCTL_NUMBERS.get(os.uname().machine)
     if number is None:
-        raise OSError(errno.ENOSYS, "keyctl: its number on this architecture is not known")
+        raise OSError(errno.ENOSYS, "keyctl: the number of this system call is not known for this architecture")
     result = _libc().syscall(ctypes.c_long(number), ctypes.c_int(_KEYCTL_JOIN_SESSION_KEYRING), None)
     _check(-1 if result < 0 else 0, "keyctl JOIN_SESSION_KEYRING")
 

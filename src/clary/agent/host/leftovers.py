@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from clary.base import beneath_trees
 from clary.base.beneath import Folder
 
-_CGROUP_LIMIT_S = 10.0  # per cgroup; the agent has died: no process waits, and no other would remove them
+_CGROUP_LIMIT_S = 10.0  # per cgroup; the agent has died, so nobody waits, and nobody else would remove the cgroups
 _CGROUP_PAUSE_S = 0.005
 
 

@@ -23,7 +23,7 @@ _START = (
 
 
 def look_ahead() -> None:
-    """Start the scan and return at once; without real root do nothing, because the kernel checks every file."""
+    """Start the scan and return at once; do nothing without real root: the kernel then checks each access."""
     if os.geteuid() == 0:
         threading.Thread(target=_look, name="look-ahead", daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""Trial whether overlays of this machine's folders can be mounted.
+"""Test whether overlays of this machine's folders can be mounted.
 
 Where: called before a host gets a folder that it must not change. The host would detect the failure itself, but its
 start might then wait for copies of large folders.

@@ -176,7 +176,7 @@ class Program:
 
     @property
     def was_signalled(self) -> bool:
-        """Whether a process other than the agent has signalled SIGTERM to every process of the host."""
+        """Whether a process other than the agent has sent SIGTERM to every process of the host."""
         return self._record.was_signalled
 
     @property

@@ -17,7 +17,7 @@ from clary.contract.launch_plan import Isolation, Resources
 class ProcessSpec:
     """One process to start; a program consists of these processes and their descendants."""
 
-    argv: tuple[str, ...]  # argv[0] without a slash is searched in PATH of `environment`, as in a shell
+    argv: tuple[str, ...]  # an argv[0] without a slash is searched for in PATH of `environment`, as in a shell
     environment: Mapping[str, str]  # complete: no variable of the agent is added
     working_folder: str  # path in the program's view
     rank: int | None
@@ -28,18 +28,18 @@ class ProcessSpec:
 class Bind:
     """A folder or file of the machine that the program sees at `target`.
 
-    With `overlay` the program may change the files at `target` while `source` stays unchanged: an environment into
-    which it may `pip install`. If the kernel refuses the overlay, the source is bound writable and reported in
-    `not_isolated`; with `copied_otherwise` it is copied to the target instead, which must be a path of the host's own.
-    With `kept_as` the overlay's layer of changes lies at `host_folder/<kept_as>` after the host has ended by itself or
-    by order; if the kernel refuses the overlay, no host is made. With `keeps_owners` the source keeps its owners:
-    programs with users of their own can read in it only files that all users may read. Without it the machine's root is
-    mapped to the programs' root.
+    With `overlay` the program may change the files at `target` while `source` stays unchanged. An example is an
+    environment into which the program may `pip install`. If the kernel refuses the overlay, the source is bound
+    writable and reported in `not_isolated`; with `copied_otherwise` it is copied to the target instead, which must be a
+    path of the host's own. With `kept_as` the overlay's layer of changes lies at `host_folder/<kept_as>` after the host
+    has ended by itself or by order; if the kernel refuses the overlay, no host is made. With `keeps_owners` the source
+    keeps its owners: programs with users of their own can read in it only files that all users may read. Without it the
+    machine's root is mapped to the programs' root.
     """
 
     source: str
     target: str
-    below: str | None = None  # of a file system: folder below `source` to show, opened without following links
+    below: str | None = None  # for a file system: folder below `source` to show, opened without following links
     read_only: bool = False
     overlay: bool = False
     copied_otherwise: bool = False
@@ -49,20 +49,20 @@ class Bind:
 
 @dataclass(frozen=True, kw_only=True)
 class Sandbox:
-    """A host as its program sees it. Of plain processes only resources and cgroup name are used."""
+    """A host as its program sees it. For hosts that are plain processes, only resources and cgroup name are used."""
 
     isolation: Isolation
     hostname: str
-    host_folder: str  # existing private folder of this host; contains changes to the machine's files, /tmp and mounts
+    host_folder: str  # this host's existing private folder; contains /tmp, mounts, and changes to the machine's files
     ml_folder: str  # mounted at /opt/ml
     network_namespace_path: str | None = None  # to join; None: the machine's network is shared
     user_namespace_path: str | None = None  # to join first; None: real root, or a new user namespace of this user
-    mapped_users: MappedUsers | None = None  # of programs, if the network belongs to them; otherwise root makes them
+    mapped_users: MappedUsers | None = None  # programs' users if the network belongs to them; otherwise root makes them
     hosts_file: Mapping[str, str]  # name -> address, for /etc/hosts
     resources: Resources
     cgroup_name: str  # from `contract.cgroup_names`; a single folder name, unique among concurrent hosts
     binds: tuple[Bind, ...] = ()
-    visible_folders: tuple[str, ...] = ()  # folders of the machine in addition to every host's; changes stay private
+    visible_folders: tuple[str, ...] = ()  # shown besides the folders that every host shows; changes stay private
     shows_whole_machine: bool = False
     hidden_folders: tuple[str, ...] = ()  # folders that appear empty to the program, except for `binds` in them
 

@@ -25,7 +25,7 @@ NOT_EXECUTABLE_EXIT_CODE = 126
 
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _OPEN_FILES = 65536  # soft limit in containers; a shell's 1024 is too low for data loaders
-_OOM_PREFERENCE = 300  # of 1000: out of memory, the kernel kills the program before its keepers
+_OOM_PREFERENCE = 300  # of 1000: when memory runs out, the kernel kills the program before its keepers
 _UMASK = 0o022
 
 

@@ -142,8 +142,9 @@ class StandbyHost:
             binds: the host's late binds.
             on_output: as for `Program.start`.
             clock: as for `Program.start`.
-            on_free: called when the program is closed, if the host lasts: with the host, which stands by again once its
-                `ml_folder` is a new, empty folder, or with None and the reason why the host has ended.
+            on_free: called when the program is closed, if the host lasts. The arguments are either the host, which
+                stands by again once its `ml_folder` is a new, empty folder, and "", or None and the reason why the host
+                has ended.
 
         Raises:
             AgentError: the host was used or closed already, no host could be made, or the host failed after the first
@@ -153,7 +154,7 @@ class StandbyHost:
         reason = self.why_not(wanted, processes)
         first_process = self._take()
         if first_process is None:
-            raise AgentError(f"host {self._sandbox.hostname} stands by no more: {reason}")
+            raise AgentError(f"host {self._sandbox.hostname} is no longer a standby host: {reason}")
         if reason:
             _remove(first_process)
         else:

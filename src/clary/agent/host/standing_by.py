@@ -106,7 +106,7 @@ class StandingBy:
     def why_not_again(self) -> str:
         """Unmount the binds of an ended program; return "", or the reason why no other program can follow.
 
-        The text is empty if another one can.
+        The text is empty if another program can follow.
         """
         if self._traces is None:
             return "its interpreter serves one program"
@@ -124,7 +124,7 @@ class StandingBy:
 
 
 def _receive_start(control: socket.socket) -> dict[str, Any] | None:
-    """Wait for the start order; return None at the agent's end."""
+    """Wait for the start order; return None if the agent has ended."""
     space = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
     try:
         data, ancillary, _, _ = control.recvmsg(MAX_MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)

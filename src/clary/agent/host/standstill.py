@@ -2,8 +2,8 @@
 
 Where: `zygote_process`, while it waits for messages of the standby interpreter.
 
-Idleness is counted in looks, not in seconds: a busy machine delays the watching process like the watched process, so
-looks become less frequent.
+Idleness is counted in calls of `look`, not in seconds: a busy machine delays the watching process as much as the
+watched process, so the calls become less frequent.
 Source: proc(5), /proc/PID/stat: state, utime, stime.
 """
 
@@ -13,7 +13,8 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-_STATE_FIELD, _UTIME_FIELD, _STIME_FIELD = 0, 11, 12  # indexes of fields after the command's closing bracket
+# indexes of fields after the command's closing bracket states of a process that wants
+_STATE_FIELD, _UTIME_FIELD, _STIME_FIELD = 0, 11, 12
 _WANTING = frozenset("RD")  # a processor, a disk or swapped memory
 
 
@@ -37,7 +38,7 @@ def read_activity(pid: int) -> Activity | None:
 
 
 class Standstill:
-    """Counts looks at one process."""
+    """Counts the consecutive checks that find one process idle."""
 
     def __init__(self, pid: int, *, read: Callable[[int], Activity | None] = read_activity) -> None:
         self._pid = pid
@@ -46,7 +47,7 @@ class Standstill:
         self._num_idle = 0
 
     def look(self) -> int:
-        """Look once; return the number of consecutive looks at which the process was idle."""
+        """Check the process once; return the number of consecutive checks that found it idle."""
         now, before = self._read(self._pid), self._last
         self._last = now
         is_idle = (

@@ -1,4 +1,4 @@
-"""Trial whether this machine can isolate hosts.
+"""Test whether this machine can isolate hosts.
 
 Where: the local engine calls it before it plans a job, `clary doctor` prints the result.
 """

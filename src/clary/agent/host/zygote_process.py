@@ -9,8 +9,8 @@ Where: `standing_by` starts it in the first process of the host, `keeper` lets i
 Forked ranks wait at the gate, a pipe, until the process that forked them has ended, which makes this process their
 parent, and until their pids are known here. Ranks forked ahead have this process as their parent already. Otherwise the
 forking process is the zygote (`is_parent`), or, if the zygote lasts for several programs, a child of the zygote, whose
-end the zygote reports (`over`). After an earlier error the gate closes and the ranks exit without effect, so the caller
-can execute all processes instead.
+end the zygote reports (`over`). If an error occurs before the ranks may continue, the gate closes and they exit without
+effect, so the caller can execute all processes instead.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Zygote:
     def fork(
         self, processes: Sequence[Mapping[str, Any]], *, control: socket.socket, parent_watched: bool
     ) -> tuple[dict[int, int], str]:
-        """Fork the marked ones of `processes`; then the zygote ends, unless it lasts.
+        """Fork those of `processes` that are marked with `forks`; then the zygote ends, unless it lasts.
 
         Args:
             processes: in the form of `program_order`, with `forks`.
@@ -253,7 +253,7 @@ class Zygote:
 def heritage(pid: int) -> dict[str, object]:
     """Return name -> value of a process's inherited attributes that other processes of its user can set.
 
-    PR_SET_DUMPABLE does not prevent these calls.
+    PR_SET_DUMPABLE does not prevent other processes from setting these attributes.
     Raises: OSError.
     Source: prlimit(2), sched(7), setpriority(2), ioprio_set(2), proc(5).
     """

@@ -102,7 +102,7 @@ class LaunchContext:
         return ":".join(path for path in (*":".join(before).split(":"), SHIMS_FOLDER, self.library_folder) if path)
 
     def environment(self, additions: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the environment of a process: the code first and Clary last on PYTHONPATH, the master's address."""
+        """Return the environment of a process, with the master's address and PYTHONPATH: code first, Clary last."""
         return {
             **self.variables,
             "PYTHONPATH": self.python_path(str(self.inside.code), self.variables.get("PYTHONPATH", "")),
@@ -148,7 +148,7 @@ def make_context(
     entry_point: EntryPoint | None,
     ask: Ask,
 ) -> LaunchContext:
-    """Collect the inputs of launchers; programs are searched in the PATH of `variables`.
+    """Collect the inputs of launchers; programs are searched for in the PATH of `variables`.
 
     Args:
         ask: runs a process in the program's host and returns the process's output.

@@ -1,4 +1,4 @@
-"""The list of the job's hosts for launchers inside the program, by which `deepspeed` on PATH starts its ranks.
+"""The list of the job's hosts for launchers inside the program; `deepspeed` on PATH uses it to start ranks.
 
 Where: every process of a job gets the list as one variable; see `shims/clary_deepspeed.py`.
 """

@@ -1,4 +1,4 @@
-"""Variables by which `jax.distributed.initialize()` finds the other processes of a job without arguments.
+"""Variables by which `jax.distributed.initialize()`, without arguments, finds a job's other processes.
 
 Where: plain, torch_distributed, smddp and mpi add them to their processes. jax itself reads only the address;
 `shims/clary_jax.py` passes the other values to jax. Variables of the user's Environment are not overridden.

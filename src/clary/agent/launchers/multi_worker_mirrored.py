@@ -32,6 +32,6 @@ def notes(context: LaunchContext) -> tuple[str, ...]:
 
 
 def _address(context: LaunchContext, index: int, peer: HostPlan) -> str:
-    # Hosts with the same address share its ports: each host gets another port after the master's.
+    # Hosts with the same address share its ports, so each host gets a different port above the master's.
     port = _PORT if context.is_isolated else context.plan.network.master_port + 1 + index
     return f"{context.address_of(peer)}:{port}"

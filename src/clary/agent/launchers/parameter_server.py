@@ -43,7 +43,7 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:
-    """Return notes: PyTorch has no parameter servers; other servers are reachable by others on a shared network."""
+    """Return notes: no parameter servers with PyTorch; servers that other users of a shared network can reach."""
     style = server_style(context.plan.environment.image)
     if style is ServerStyle.NONE:
         return ("parameter_server has no effect with PyTorch: every host runs the program alone, as on SageMaker",)

@@ -1,4 +1,4 @@
-"""torch_distributed: torchrun's workers, started without torchrun, so that the host's keeper knows each rank.
+"""torch_distributed: torchrun's workers, started without torchrun, so that `host.keeper` knows each rank.
 
 Not elastic, as on SageMaker: a rank that fails ends the job.
 Source: sagemaker-training 5.1.4 `torch_distributed.TorchDistributedRunner`.

@@ -31,7 +31,7 @@ _WHAT = re.compile(r"\s*what\(\):\s+(.*)")
 # torchrun's line about a rank killed by a signal; ranks that end with an exit code print their own errors.
 _ELASTIC = re.compile(r"failed \(exitcode: -(\d+)\) local_rank: (\d+) \(pid: \d+\) of binary")
 _MPIRUN = re.compile(r"mpirun noticed that (process rank (\d+) .*exited on signal \d+.*)")
-# mpirun's alternative line for a killed rank; the code is a shell's.
+# mpirun's alternative line for a killed rank; as in a shell, the code is 128 + signal.
 _MPI_PROCESS = re.compile(r"\s*Process name: \[\[\d+,\d+\],(\d+)\]")
 _MPI_CODE = re.compile(r"\s*Exit code:\s+(\d+)")
 _SIGNAL_BASE = 128

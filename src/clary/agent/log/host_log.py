@@ -22,11 +22,11 @@ from clary.base.clock import Clock
 from clary.contract.agent_protocol import Clue
 from clary.contract.launch_plan import LaunchPlan
 
-FLUSH_LIMIT_S = 30.0  # for the write of an ended program's last output to the disk
+FLUSH_LIMIT_S = 30.0  # for writing an ended program's last output to the disk
 
 
 class HostLog:
-    """Receives output and sentences, and delivers them as numbered lines.
+    """Receives output of processes and sentences of the agent, and delivers both as numbered lines.
 
     Args:
         service: receives the lines.
@@ -93,12 +93,12 @@ class HostLog:
         """End the output: an incomplete last line becomes a line, and lost lines are reported."""
         self._flush()
         self._intake.finish()
-        if self._intake.num_dropped:  # the log reports each gap at its place
+        if self._intake.num_dropped:  # the log reports each gap where it occurred
             self._on_note(
                 f"{self._intake.num_dropped} lines of output were dropped, because they came faster than the settings"
                 " log_max_lines_per_s and log_max_bytes_per_s allow; print less or raise them"
             )
-        if num_lost := self._spool.num_lost + self._buffer.num_lost:  # the log reports each gap at its place
+        if num_lost := self._spool.num_lost + self._buffer.num_lost:  # the log reports each gap where it occurred
             self._on_note(
                 f"{num_lost} lines of output were lost, because the disk or the spool of this host was full; the log"
                 " says where: free space, raise the setting log_spool_max_bytes, or print less"

@@ -21,7 +21,7 @@ _NO_TIME = datetime.fromtimestamp(0, timezone.utc)  # only the text is used, not
 
 
 def error_line(lines: Sequence[str]) -> str | None:
-    """Return the line that names the error: the last line of `ErrorScanner`, else the program's last line."""
+    """Return the line that names the error: the last that `ErrorScanner` recognises, else the last line."""
     scanner = ErrorScanner(None)
     for line in lines:
         scanner.feed(line, _NO_TIME)

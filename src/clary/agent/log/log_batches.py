@@ -1,7 +1,7 @@
 """Batches of log lines for the service; the next batch is made while the current batch is sent.
 
 Where: `log_shipper` sends one batch after the other. Reading, metric matching and encoding cost the agent about as much
-processor time as storing costs the service; in a flood both would otherwise alternate.
+processor time as storing costs the service; without this overlap, agent and service would work in turns during a flood.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FLOOD_BYTES = BATCH_BYTES // 2  # a batch of this size is probably followed by a
 
 @dataclass(frozen=True)
 class ReadyBatch:
-    """Lines `first_sequence` to `end_sequence` less one, encoded."""
+    """Lines from `first_sequence` up to, but not including, `end_sequence`, encoded."""
 
     first_sequence: int
     end_sequence: int
@@ -61,7 +61,7 @@ class LogBatches:
         self._spool.let_go(end)
 
     def take(self) -> ReadyBatch | None:
-        """Return a batch from `first` on, the same until acknowledged; in a flood also start on the next batch.
+        """Return the batch from `first` on, the same until acknowledged; in a flood, also begin the next batch.
 
         Return None if the spool has no such line yet. Raises: AgentError if the spool cannot return its lines.
         """

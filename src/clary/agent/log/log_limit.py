@@ -9,7 +9,7 @@ from __future__ import annotations
 from clary.agent.token_bucket import TokenBucket
 from clary.contract.launch_plan import LogRules
 
-BURST_S = 10.0  # burst: lines of this many seconds may arrive at once
+BURST_S = 10.0  # burst: as many lines as the limits allow in this many seconds may arrive at once
 NOTICE_INTERVAL_S = 1.0
 
 

@@ -8,7 +8,7 @@ Rules:
   logged at most every `BAR_INTERVAL_S`.
 - A line longer than `PIECE_BYTES` becomes several lines; `LineSplitter.has_cut` reports it, so that the log can note
 it.
-- Terminal escape sequences are kept or removed as units, by an argument of the splitter.
+- Terminal escape sequences are kept or removed as units, as an argument of the splitter determines.
 - Invalid UTF-8 is escaped as `\xff`, NUL is removed, an empty line becomes one space (log services refuse empty events,
   and blank lines are part of a program's layout).
 """
@@ -94,7 +94,7 @@ class LineSplitter:
         self._is_bar = True
         whole = next((state for state in reversed(states[:-1]) if state.strip()), b"")
         self._partial = whole + b"\r" + states[-1]
-        if not states[-1] and len(states) <= 2:  # only a `\r` that may belong to a `\r\n`
+        if not states[-1] and len(states) <= 2:  # the only `\r` is the last byte and may be the start of a `\r\n`
             return []
         return self._show_bar(_decode(whole), now_s)
 

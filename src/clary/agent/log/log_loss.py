@@ -1,4 +1,4 @@
-"""Counter of lost lines, which the log reports where they are missing.
+"""Counts lost log lines, so that the log can say, at the place where lines are missing, how many were lost.
 
 Where: `log_spool` has one for lines that the disk or the size limit refuses, `output_buffer` has one for each stream
 blocked by a hanging disk.

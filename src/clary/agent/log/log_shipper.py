@@ -19,7 +19,7 @@ from clary.agent.service_client import AttemptOver, BackOff
 from clary.base.errors import AgentError
 from clary.contract.agent_protocol import LogBatch, LogReceipt
 
-GATHER_S = 0.05  # wait of an incomplete batch for more lines; a line may take 300 ms to the service
+GATHER_S = 0.05  # how long an incomplete batch waits for more lines; a line may take 300 ms to reach the service
 TICK_S = 1.0
 
 

@@ -78,7 +78,7 @@ class LogSpool:
         self._end_sequence = 0
         self._held_bytes = 0
         self._max_memory_bytes = memory_bytes
-        self._memory_bytes = 0  # bytes of these in memory
+        self._memory_bytes = 0  # bytes of the lines held in memory
         self._disk_refused: tuple[float, str] | None = None  # when the disk last refused a block, and why
         self._last_at_ms = 0
         self._loss = LogLoss()

@@ -1,8 +1,8 @@
 """Metric definitions of a job, applied to its log lines.
 
 Where: `log_batches` passes every line through `MetricFinder.find`, which adds the line's metric values. Group 1 of a
-definition's regular expression is the value; values that are no finite numbers are ignored. Matching runs in a separate
-process (`metric_matching`), because a regular expression cannot be stopped from another thread.
+definition's regular expression is the value; values that are not finite numbers are ignored. Matching runs in a
+separate process (`metric_matching`), because a regular expression cannot be stopped from another thread.
 Source: AlgorithmSpecification.MetricDefinitions (AWS API reference).
 """
 
@@ -25,7 +25,7 @@ from clary.agent.log.metric_matching import MATCH_LIMIT_S
 from clary.contract.agent_protocol import LogBlock, MetricValue
 from clary.contract.launch_plan import MetricDefinition
 
-MATCHED_CHARACTERS = 4096  # searched characters of each line; metrics further to the right are not found
+MATCHED_CHARACTERS = 4096  # number of characters searched in each line; metrics further to the right are not found
 START_LIMIT_S = 10.0  # time for the start of the matching process on a busy machine
 _SCRIPT = Path(__file__).with_name("metric_matching.py")
 _READ_BYTES = 65536

@@ -46,7 +46,7 @@ class _Output:
 
 @dataclass(frozen=True)
 class _Act:
-    """A call, ordered between pieces of output."""
+    """A call to be made in its order among the pieces of output."""
 
     do: Callable[[], None]
     size_bytes: int
@@ -71,7 +71,7 @@ class OutputBuffer:
     Args:
         taker: called from one thread only.
         max_bytes: limit of buffered output.
-        is_stuck: returns whether the thread with a kernel thread id waits for a disk.
+        is_stuck: returns whether the thread with the given kernel thread id waits for a disk.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class OutputBuffer:
         self._num_put = 0
         self._num_passed = 0
         self._losses: dict[Hashable, LogLoss] = {}
-        self._is_dropping = False  # whether a wait has failed, without room since
+        self._is_dropping = False  # whether a wait for room has failed and there has been too little room since
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="log-intake", daemon=True)
         self._thread.start()
@@ -198,12 +198,12 @@ class OutputBuffer:
             with self._lock:
                 self._held_bytes -= item.size_bytes
                 self._num_passed += 1
-                # Wait for half of the room: with room for one piece at a time there would be a gap after each piece.
+                # Drop output until half of the buffer is free: room for one piece would leave a gap after each piece.
                 self._is_dropping = self._is_dropping and self._held_bytes > self._max_bytes // 2
                 self._changed.notify_all()
 
     def _next_item(self) -> _Output | _Act | None:
-        """Return the next item after a time of gathering; None if the buffer is empty and closing."""
+        """Return the next item after a pause that gathers more output; None if the buffer is empty and closing."""
         with self._lock:
             if not self._items:
                 self._is_urgent = self._is_closing

@@ -49,7 +49,7 @@ def cpu_seconds(*, version: int, cpu_stat: bytes | None, cpuacct_usage: bytes | 
 
 
 def throttling(cpu_stat: bytes | None) -> Throttling | None:
-    """Return the counters of refused processor time; None without a limit (version 2 then has no counters)."""
+    """Return the counters of throttled processor time; None without a limit (version 2 then has no counters)."""
     values = parse_flat(cpu_stat or b"")
     if b"nr_periods" not in values or b"nr_throttled" not in values:
         return None

@@ -22,12 +22,12 @@ from clary.agent.metrics.sources import PERCENT, Slowly, Values
 from clary.base.processes import live_descendants
 
 INTERVAL_S = 5.0
-MAX_CONNECTIONS = 256  # limit of connections queried per look
+MAX_CONNECTIONS = 256  # maximum number of connections queried per measurement
 _PIDFD_GETFD = 438  # this number is the same on every architecture
 _INFO_BYTES = 256
 # Offsets in tcp_info: milliseconds, microseconds, counters of segments.
 _LAST_SENT, _RTT, _RESENT, _SENT = 44, 68, 100, 136
-_MOST_IDLE_MS = 10_000  # older segments do not show the current state
+_MOST_IDLE_MS = 10_000  # if the last segment was sent earlier, the round trip does not show the current state
 _US_PER_MS = 1000.0
 
 
@@ -55,7 +55,7 @@ class ConnectionSource:
         self._library = ctypes.CDLL(None, use_errno=True)
 
     def read(self, now_s: float) -> Values:
-        """Return the values at a monotonic time; between looks, the values of the last look."""
+        """Return the values at a monotonic time; between measurements, the values of the last measurement."""
         if self._slowly.is_due(now_s):
             self._values = self._measured()
         return self._values

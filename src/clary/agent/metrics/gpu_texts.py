@@ -28,8 +28,8 @@ QUERY = (
 OLDER_NAMES = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
 _MIB = 1024 * 1024
 # Bits of the reasons that count: slowdown by hardware, by heat (software, hardware), power brake. The power limit is
-# separate, because a busy GPU usually reaches it. Idleness, set clocks and the boost of a group of GPUs are no
-# throttling.
+# separate, because a busy GPU usually reaches it. Idleness, configured clocks and the boost of a group of GPUs do not
+# count as throttling.
 _THROTTLING_BITS = 0x8 | 0x20 | 0x40 | 0x80
 _POWER_CAP_BIT = 0x4
 # `3,17,4711,-;NVRM: Xid (PCI:0000:65:00): 79, ...`. The first number is 8 * facility + level; the kernel's facility is
@@ -77,14 +77,14 @@ def parse_gpu_line(line: str) -> GpuReading | None:
 def parse_xid(record: str) -> tuple[str, int] | None:
     """Return bus and code of a record in the kernel's log that reports an Xid.
 
-    Return None for any other record, also if a program has written it.
+    Return None for any other record, including an imitation that a program has written.
     """
     found = _XID.match(record)
     return None if found is None else (bus_of(found[1]), int(found[2]))
 
 
 def bus_of(text: str) -> str:
-    """Normalise a bus id: drivers print the domain with four or eight digits, with and without function."""
+    """Normalise a bus id: drivers print the domain with four or eight digits, with or without the function."""
     parts = text.strip().lower().partition(".")[0].split(":")
     return ":".join(part.lstrip("0") or "0" for part in parts)
 

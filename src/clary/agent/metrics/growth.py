@@ -1,11 +1,11 @@
-"""Growth of processes' counters between two looks, while processes start and end. Pure.
+"""Growth of processes' counters between two readings, while processes start and end. Pure.
 
 Where: `program_source` computes rates from the growth.
 
 When a process has ended, the kernel adds its processor time and bytes to the counters of the process that reaps it, so
 a plain sum would count them twice. If no process reaps it, they vanish, so a plain sum would fall. Therefore the counts
-of an ended process are subtracted from the growth of its ancestors, the nearest first, up to the growth of each; a more
-distant ancestor may reap an orphan.
+of an ended process are subtracted from the growth of its ancestors, the nearest first. The growth of an ancestor falls
+to zero at most, and the rest is subtracted from the next ancestor, because a more distant ancestor may reap an orphan.
 """
 
 from __future__ import annotations

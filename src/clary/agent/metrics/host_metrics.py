@@ -1,8 +1,8 @@
 """Measurements of one host, from its preparation to its end, and their transfer to the service.
 
 Where: `program_companions` starts it, passes it the program, waits briefly for the last rows before a phase that can
-make the job terminal, and closes it. Errors of the measurements do not affect the host, which waits no longer than that
-time.
+make the job terminal, and closes it. Errors of the measurements do not affect the host, which waits for them only for
+that brief time.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class HostMetrics(Companion):
                 self._sampling.remove(kind)
 
     def keep_gpu_errors(self) -> None:
-        """After a failure of the program, fix the list of GPU errors: later errors cannot be the cause."""
+        """After a failure of the program, freeze the GPU errors' times: later errors cannot be the cause."""
         if self._xids is not None:
             self._xids.keep()
 

@@ -1,8 +1,8 @@
-"""Times of looks at the memory of a host without a cgroup limit, and the message about an excess. Pure.
+"""Schedule of looks at the memory of a host without a cgroup limit, and the message about an excess. Pure.
 
-Where: `memory_watch` looks. A look is cheap or exact. A cheap look sums the resident memory of processes, which counts
-shared pages once per process and so is never too low. Near the limit, an exact look separates shared pages, which costs
-a walk through page tables.
+Where: `memory_watch` looks. A look, which is one measurement of that memory, is cheap or exact. A cheap look sums the
+resident memory of processes, which counts shared pages once per process and so is never too low. Near the limit, an
+exact look separates shared pages, which costs a walk through page tables.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class MemoryWatch(Worker):
         self._table.close()
 
     def _look(self) -> tuple[int, list[ProcessUse]]:
-        """Return the host's memory, never too low, and the memory of its processes after an exact look."""
+        """Return the host's memory, never too low; after an exact look, also the memory of its processes."""
         self._table.look()
         readings = self._table.read()
         in_files = _bytes_in_shared_memory(readings) if self._has_own_shared_memory else 0
@@ -152,7 +152,7 @@ def _name_of(pid: int) -> str:
 def _bytes_in_shared_memory(pids: Iterable[int]) -> int:
     """Return the bytes in a host's /dev/shm, read through one of its processes; 0 if that fails for all."""
     for pid in pids:
-        # The first process forbids tracing, so an agent without root rights cannot use its root.
+        # The first process forbids tracing, so an agent that is not root cannot use that process's /proc/PID/root.
         with contextlib.suppress(OSError):
             facts = os.statvfs(f"/proc/{pid}/root/dev/shm")
             return (facts.f_blocks - facts.f_bfree) * facts.f_frsize

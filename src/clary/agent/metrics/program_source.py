@@ -131,7 +131,7 @@ class ProgramSource:
 
 
 def throttled_values(now: Throttling, then: Throttling, span_s: float) -> Values:
-    """Return the refused processor time in percent of periods, and in percent of one processor's time. Pure.
+    """Return the throttled periods in percent, and the throttled time in percent of one processor's time. Pure.
 
     Args:
         now: current counters of the cgroup.

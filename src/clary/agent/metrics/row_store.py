@@ -32,7 +32,7 @@ class RowStore(Outbox[Row]):
 
     Args:
         max_bytes: memory limit of the rows.
-        max_age_s: maximum age of a row by the rows' times.
+        max_age_s: maximum age of a row, measured against the time of the newest row.
     """
 
     def __init__(self, *, max_bytes: int = MAX_BYTES, max_age_s: float = MAX_AGE_S) -> None:

@@ -18,7 +18,7 @@ from clary.agent.worker import Worker
 from clary.base.clock import Clock
 
 MAX_LOAD = 0.04  # share of one processor; measurements that cost more become less frequent
-_JUMP_MS = 1000  # maximum lead of the time of day before it is adopted
+_JUMP_MS = 1000  # if the time of day is ahead by more than this, it is adopted
 
 logger = logging.getLogger(__name__)
 

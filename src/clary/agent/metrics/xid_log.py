@@ -20,7 +20,7 @@ from clary.base.clock import Clock
 from clary.contract.agent_protocol import GpuError
 
 _READ_BYTES = 64 * 1024
-_MAX_RECORDS = 500  # limit of bytes of the kernel's log read per look
+_MAX_RECORDS = 500  # number of lines of the kernel's log after which a look stops reading
 _MAX_CODES = 16  # different codes kept per GPU
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class XidLog:
         self._buses = dict(enumerate(_listed_buses(gpus_folder)))  # index in the driver's order -> bus
         self._codes: dict[str, dict[int, tuple[datetime, datetime]]] = {}  # bus -> code -> (earliest, noticed)
         self._last: dict[str, int] = {}  # bus -> the latest code
-        self._keeps = False  # whether times of known errors are fixed
+        self._keeps = False  # whether times of known errors are frozen
         self._log = _open_at_end(kernel_log)
 
     @property
@@ -81,7 +81,7 @@ class XidLog:
             self._looked_at = now
 
     def keep(self) -> None:
-        """Look, and fix the times of all errors so far: a later error does not explain the failure."""
+        """Read new records and freeze the times of all errors: a later error does not explain the failure."""
         self.look()
         with self._lock:
             self._keeps = True

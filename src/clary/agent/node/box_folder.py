@@ -79,7 +79,7 @@ class BoxFolder:
 
     @property
     def boots(self) -> Path:
-        """Sources of boots."""
+        """Folder of boot programs."""
         return self.root / "boots"
 
     def archive(self, digest: str) -> Path:

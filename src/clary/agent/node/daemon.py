@@ -36,7 +36,7 @@ from clary.contract.box_protocol import BOOT_PATH, LEASES_PATH, POLL_WAIT_S, Box
 
 EXIT_HELD = 3  # another daemon has locked the folder
 GONE = 410
-MOVING_S = 0.05  # between looks while leases start or end
+MOVING_S = 0.05  # between checks while leases start or end
 GPU_LOOK_S = 60.0
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 5.0  # after a request without an answer
 REMOVAL_LIMIT_S = 60.0
@@ -214,7 +214,7 @@ class Daemon:
         except (Refused, http.client.HTTPException) as error:
             raise OSError(f"boot {digest[:12]} could not be fetched: {error}") from error
         if hashlib.sha256(source).hexdigest() != digest:
-            raise OSError(f"boot {digest[:12]} came as something else")
+            raise OSError(f"boot {digest[:12]} arrived with different content")
         replace_durably(path, source)
         return path
 

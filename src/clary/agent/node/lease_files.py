@@ -132,7 +132,7 @@ class LeaseFiles:
         return self._process("boot.json")
 
     def read_end(self) -> str | None:
-        """Return the reason why no process is left; None while a process may be."""
+        """Return the reason why no process is left; None while a process may be left."""
         try:
             why = read_json(self.folder / "ended.json").get("why")
         except (OSError, ContractError, AttributeError):

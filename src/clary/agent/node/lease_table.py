@@ -1,7 +1,8 @@
 """Execution of the service's orders for leases, and the report of each lease's state.
 
-Where: `daemon` calls it after every answer, and when a keeper has ended. Its state is in files (`lease_files`) and in
-/proc, so that the successor of a killed daemon continues with the same leases.
+Where: `daemon` calls it after every answer of the service, and whenever a keeper (the process that starts a lease's
+boot program and ends what it leaves behind) has ended. Its state is in files (`lease_files`) and in /proc, so that the
+successor of a killed daemon continues with the same leases.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from clary.agent.node.lease_processes import end_marked, kill
 from clary.base.processes import ProcessId
 from clary.contract.box_protocol import LEASE_ID, MAX_WORDS, LeaseOrder, LeasePhase, LeaseReport, Wish
 
-KEEPER_LIMIT_S = 30.0  # for a keeper's end of the other processes after its boot was killed
+KEEPER_LIMIT_S = 30.0  # for a keeper to end the other processes after its boot was killed
 START_LIMIT_S = 10.0  # for a started keeper to record that it runs
 END_LIMIT_S = 5.0  # longest wait in one round of the daemon, which must poll the service again
 
@@ -78,7 +79,10 @@ class LeaseTable:
         return not self._records
 
     def obey(self, orders: Iterable[LeaseOrder]) -> None:
-        """Start, signal and end leases by the service's answer; end and remove leases that it does not name."""
+        """Start, signal and end leases as told in the service's answer.
+
+        Also end and remove every lease that the answer does not name.
+        """
         wanted = {order.lease: order for order in orders if LEASE_ID.fullmatch(order.lease)}
         for lease in [lease for lease in self._records if lease not in wanted]:
             if self._end(lease):
@@ -234,7 +238,7 @@ class LeaseTable:
             self._write_end(lease, "the process that kept its agent was killed")
 
     def _signal(self, record: LeaseRecord) -> None:
-        """Send the notice to the agent, once."""
+        """Send the agent its notice, a SIGTERM, once."""
         files = self._files(record.lease)
         boot = files.read_boot()
         if boot is None or files.notice.exists() or files.read_end() is not None:

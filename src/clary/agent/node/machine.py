@@ -81,7 +81,7 @@ def gpu_uuids() -> tuple[str, ...]:
 
 
 def isolation_words() -> str:
-    """Return a phrase about possible isolation of hosts on this machine, as tried in a child process."""
+    """Return a phrase about the isolation that this machine allows for hosts; a child process tests it."""
     is_root = os.geteuid() == 0
     why = _why_no_namespaces(0 if is_root else _CLONE_NEWUSER)
     if why:

@@ -97,7 +97,7 @@ class ServiceLine:
 
     def _connection(self) -> http.client.HTTPSConnection:
         if self._kept is None or self._kept.sock is None or _is_readable(self._kept.sock):
-            self.close()  # a socket that is readable before a request was closed by the service
+            self.close()  # the service has closed a socket that is readable before a request was sent
             self._kept = http.client.HTTPSConnection(
                 self._host, self._port, timeout=REQUEST_TIMEOUT_S, context=self._context
             )

@@ -1,4 +1,4 @@
-"""Decision when the processes of a host have connected to the processes of other hosts. Pure.
+"""Decision whether the processes of a host have connected to the processes of other hosts. Pure.
 
 Where: `rendezvous_watch` passes it the connections of the host's network. Stores and coordinators of all launchers
 listen at MASTER_PORT of one host, jax's coordinator at the next port. A process has arrived once it is connected to one
@@ -53,7 +53,7 @@ def meeting_place(plan: LaunchPlan, host: HostPlan, *, num_processes: int) -> Me
         plan.network.jax_port,
         _port(plan.user_environment.get(_STORE_PORT_VARIABLE)),
     }
-    if plan.command is None:  # with a command, hyperparameters start no distribution
+    if plan.command is None:  # if there is a command, hyperparameters select no distribution
         distribution = read_distribution(plan.hyperparameters)
         if not distribution.includes(host.instance_group):
             return None
@@ -89,11 +89,11 @@ class Meeting:
         )
 
     def is_complete(self, connections: Sequence[Connection], holders: Mapping[int, int]) -> bool:
-        """Add the connections of one look; return whether all processes of this host have arrived.
+        """Add the connections of one scan; return whether all processes of this host have arrived.
 
         Args:
-            connections: of the host's network, at the ports of the meeting place; the first look must precede the end
-                of the program's first connection.
+            connections: of the host's network, at the ports of the meeting place; the first scan must take place before
+                the program's first connection ends.
             holders: inode -> process that holds the socket.
         """
         if self._old is None:
@@ -105,7 +105,7 @@ class Meeting:
             return bool(outgoing) or (bool(self._place.others) and self._place.others <= self._heard)
         for item in outgoing:
             if item.is_established and item.inode:
-                # A connection of an unknown process counts as one process.
+                # A connection whose process is unknown counts as one process.
                 self._holders.setdefault(item.inode, holders.get(item.inode, -item.inode))
         return len(set(self._holders.values())) >= self._place.num_processes
 

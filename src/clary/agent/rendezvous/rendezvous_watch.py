@@ -1,8 +1,8 @@
 """Watch that reports in the host's facts when the host's processes have connected to the master port.
 
 Where: `program_companions` starts it with the program and closes it at the program's end; the watch's thread reads
-/proc of the host's first process. `rendezvous_policy` decides; the ledger derives its part `rendezvous` from the
-reported time.
+/proc of the host's first process. `rendezvous_policy` decides whether they have connected; the ledger derives its part
+`rendezvous` from the reported time.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from clary.agent.rendezvous.connection_table import change_mark, read_connection
 from clary.agent.rendezvous.rendezvous_policy import Meeting, MeetingPlace
 from clary.agent.worker import Worker
 
-SOON_S, LATER_S = 0.1, 0.5  # interval between looks
+SOON_S, LATER_S = 0.1, 0.5  # interval between scans
 _SOON_FOR_S = 10.0
-_REST = 20  # pause as a multiple of a look's processor time: looks use at most a twentieth of a processor
+_REST = 20  # pause as a multiple of a scan's processor time: scans use at most a twentieth of one processor
 GIVE_UP_S = 1800.0  # torch's own limit for a group to form
 _ANYHOW_S = 1.0  # the table is read this often even with an unchanged mark, because counters may return to old values
 
@@ -94,10 +94,10 @@ class _Looks(Worker):
         if looked_at_s - self._began_s >= self._give_up_s:
             self._tell(None)
             return None
-        busy_from_s = time.thread_time()  # waits within a look do not count
+        busy_from_s = time.thread_time()  # waits within a scan do not count
         before = self._mark
         try:
-            # The mark is read first: a connection established between both reads changes the mark for the next look.
+            # The mark is read first: a connection established between the two reads changes the mark for the next scan.
             self._mark = change_mark(self._first_pid)
             if self._mark != before or looked_at_s - self._read_at_s >= _ANYHOW_S:
                 self._read_at_s = looked_at_s
@@ -105,14 +105,14 @@ class _Looks(Worker):
                     self._tell(datetime.now(timezone.utc))
                     return None
         except OSError as error:
-            # After an error in the first look the watch ends; later only the program's end ends it.
+            # An error in the first scan ends the watch; after a later error the scans continue until the program ends.
             if self._mark is not None and error.errno in _GONE:  # the program has ended, and `abort` will follow
                 return None
             if before is None:
                 logger.warning("connections to the master port are not watched: %s", error)
                 self._tell(None)
                 return None
-            self._mark = ()  # forces the next look to read the table
+            self._mark = ()  # forces the next scan to read the table
             if not self._is_told:
                 logger.warning("connections to the master port could not be read, trying again: %s", error)
             self._is_told = True
@@ -121,7 +121,7 @@ class _Looks(Worker):
 
     def _has_met(self) -> bool:
         connections = read_connections(self._first_pid, self._ports)
-        # Read after the table, when the holder of a listed socket has already opened it.
+        # Read after the table: by then the holder of every socket in the table has opened it.
         holders = socket_holders(self._first_pid) if self._meeting.needs_holders(connections) else {}
         return self._meeting.is_complete(connections, holders)
 

@@ -30,14 +30,15 @@ from clary.contract.object_store import ObjectStore, parse_s3_uri
 from clary.contract.statuses import RuleStatus
 
 MODULE = "clary.train.debugger.evaluation"
-RULES_FOLDER = "/opt/clary/rules"  # path in the rules' view; plain processes use the folder of this machine
+# path in the rules' view; without isolation, rules use the folder's path on this machine
+RULES_FOLDER = "/opt/clary/rules"
 POLL_S = 0.25
 MAX_SOURCE_BYTES = 4 * 1024 * 1024
-MAX_OTHER_FILES = 100_000  # limit for another trial, which is fetched completely
+MAX_OTHER_FILES = 100_000  # limit for the files of another trial, which are all downloaded
 MAX_OTHER_BYTES = 8 * 1024**3
 _MAX_STATUS_BYTES = 16 * 1024
 _KEPT_LINES = 20
-_KEPT_BYTES = 8 * 1024  # limit of a line without a line break
+_KEPT_BYTES = 8 * 1024  # kept lines are cut to this length, because output may have no line breaks
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class RuleWorld:
         environment: complete environment of each process.
         tensors_uri: prefix at which several hosts store their tensors; empty for a single host, or if rules cannot read
             it.
-        is_marked: whether the agent marks the end of the program at `tensors_uri`.
+        is_marked: whether the agent writes a mark at `tensors_uri` when the program has ended.
         own_end: file in `tensors_folder` that marks the end of this host's program; empty for a job with one host.
         since: seconds since 1970; objects stored at `tensors_uri` before this time are of an earlier attempt.
         start: starts processes. Raises: AgentError.
@@ -281,7 +282,7 @@ def fetch_source(uri: str, place: Path, *, store: ObjectStore) -> str:
     source = parse_s3_uri(uri)
     name = PurePosixPath(source.key).name
     if not name.endswith(".py"):
-        raise AgentError(f"{uri} is no Python file: source_s3_uri names a file that ends in .py")
+        raise AgentError(f"{uri} is not a Python file: source_s3_uri must name a file that ends in .py")
     (place / "source").mkdir(exist_ok=True)
     content = store.get_bytes(source.bucket, source.key, max_bytes=MAX_SOURCE_BYTES)
     (place / "source" / name).write_bytes(content)
@@ -305,7 +306,10 @@ def fetch_trial(uri: str, place: Path, *, store: ObjectStore) -> None:
             continue
         num_files, num_bytes = num_files + 1, num_bytes + info.size_bytes
         if num_files > MAX_OTHER_FILES or num_bytes > MAX_OTHER_BYTES:
-            raise AgentError(f"{uri} has more than {MAX_OTHER_FILES} files or {MAX_OTHER_BYTES} bytes to compare with")
+            raise AgentError(
+                f"{uri} has more than {MAX_OTHER_FILES} files or {MAX_OTHER_BYTES} bytes, the limits for "
+                "tensors to compare with"
+            )
         path = place.joinpath(*relative.parts)
         path.parent.mkdir(parents=True, exist_ok=True)
         store.download(source.bucket, info.key, path, size_bytes=info.size_bytes, etag=info.etag)

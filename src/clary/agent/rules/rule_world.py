@@ -34,7 +34,8 @@ _MIB = 1024**2
 _ADVICE = "rules have a quarter of their host's memory, at least 1 GiB: let them keep less of what they read"
 _MAX_CPUS = 1.0  # low, because the program wants every CPU
 _STORE_ATTEMPTS = 4
-_CLOCKS_APART_S = 2.0  # tolerated lag of another host's clock, besides the time that it prepares the program
+# tolerated lag of another host's clock, in addition to the time in which that host prepares the program
+_CLOCKS_APART_S = 2.0
 # One thread per rule, no GPU, and no debugger hook from a rule's imports.
 _VARIABLES = {
     "OMP_NUM_THREADS": "1",
@@ -57,8 +58,8 @@ def make_rule_world(
         sandbox: of the program's host.
         folder: folder on this machine that the program does not see.
         tree: `/opt/ml` in the agent's view.
-        began_at: when this host began with the attempt: after all programs of the previous attempt, before this
-            attempt's program.
+        began_at: time at which this host began the attempt: after the end of all programs of the previous attempt,
+            before the start of this attempt's program.
     """
     remove_tree(str(folder))  # left by the previous job on this host
     is_isolated = plan.isolation is Isolation.NAMESPACES
@@ -143,7 +144,7 @@ class RulesHost:
         self._program.close()
 
     def _end_for_excess(self, words: str) -> None:
-        """End all rules after an excess of memory; called in the watch's thread."""
+        """End all rules because they used too much memory; called in the watch's thread."""
         self._excess = f"{OUT_OF_MEMORY}: rules on {words}"
         try:
             self._program.kill()

@@ -34,7 +34,8 @@ class HangAlarm(Companion):
         take_dump: starts a dump of the host's processes with a reason; returns an event that is set when the dump is
             sent or has failed.
         on_hung: called from another thread, with the reason, to end the program.
-        has_gpus: whether waits may look like computing, as with GPUs; then a quiet program is dumped without an alarm.
+        has_gpus: whether a rank that waits may seem to compute, as with GPUs; if so, a program that has only computed
+            for the limit gets a dump without an alarm.
     """
 
     def __init__(
@@ -54,7 +55,8 @@ class HangAlarm(Companion):
         self._on_hung = on_hung
         self._has_gpus = has_gpus
         self._watch: ProgressWatch | None = None
-        self._gets_on = threading.Event()  # or the watch has ended, so that the alarm ends no program
+        # set when the program continues, or when the watch ends, so that the alarm then ends no program
+        self._gets_on = threading.Event()
         self.failure: Failure | None = None  # failure of a program that was ended because it hangs
 
     def begin(self, program: WatchedProgram, ml_folder: Path) -> None:

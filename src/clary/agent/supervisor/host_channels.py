@@ -34,7 +34,7 @@ class HostChannels:
     Args:
         plan: of the attempt.
         tree: the host's `/opt/ml` on this machine.
-        host_folder: the host's folder, for a trial of overlays.
+        host_folder: the host's folder, in which overlays are tried out.
         stop: event that ends the fetch.
     """
 
@@ -115,10 +115,13 @@ class HostChannels:
             ]
 
     def mounts(self) -> Mounts:
-        """Return the channels' folders that the tree on this machine lacks, for links in results to them.
+        """Return folder -> snapshot for the channels that are empty in the tree on this machine.
 
-        Call it after the program's end. Files that the program has written into such a channel are lost at its end. The
-        tree is not changed, because the program may have left links in it to other paths of the machine.
+        Links in results may lead to these channels.
+
+        Call it after the program's end. Files that the program has written into such a channel are lost when the
+        program ends. The tree is not changed, because the program may have left links in it to other paths of the
+        machine.
         """
         with self._lock:
             shown = {

@@ -1,7 +1,8 @@
 """Transfer of a program's saved tensors to the object store and to the rules that read them.
 
-Where: `program_companions` starts it with the program, reports the program's end, and lets it finish while results are
-uploaded, before the host is done. No error here ends the host, and no wait delays it for longer than `FINISH_S`.
+Where: `program_companions` starts the transfer with the program, tells it when the program has ended, and lets it
+finish while results are uploaded, before the host is done. No error here ends the host, and no wait delays it for
+longer than `FINISH_S`.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class HostDebugging(Companion):
         self._is_finished = False
 
     def begin(self, program: WatchedProgram, ml_folder: Path) -> None:
-        """Start with the program that has just been started."""
+        """Start the mirrors and rules for a program that has just been started."""
         try:
             if self._plan.mirrors:
                 self._mirrors = self._steps.open_mirrors()
@@ -94,7 +95,10 @@ class HostDebugging(Companion):
             mirror.flush()
 
     def wait_stored(self, limit_s: float, *, is_vain: Callable[[], bool]) -> None:
-        """Wait until saved files are stored; for programs without an upload, during which `finish` would wait."""
+        """Wait until saved files are stored.
+
+        Call it for programs without an upload, because `finish` waits only during an upload.
+        """
         deadline_s = time.monotonic() + limit_s
         for mirror in self._mirrors.values():
             while time.monotonic() < deadline_s and not is_vain() and not mirror.wait_stored(_LOOK_S):
@@ -143,7 +147,7 @@ class HostDebugging(Companion):
         return has_ended
 
     def _set_end(self, mirror: Mirror, path: str, *, is_ended: bool) -> None:
-        """Write or remove the file that marks a trial's end, which the program itself may not have written."""
+        """Write or remove the file that marks a trial's end. It is written only if the program has not written it."""
         try:
             with mirror.opened() as folder:
                 if not is_ended:

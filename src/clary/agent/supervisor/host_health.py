@@ -4,9 +4,9 @@ Where: `host_life` begins the checks first, lets the preparation run `check` in 
 the watch with the program and closes both. Findings appear in the host's facts; problems are also logged.
 
 [Note: checks before the program] If sick hosts are replaced, the program waits for all checks. Otherwise it waits only
-for checks that cannot run at the same time: connections from this host to the ports of all other hosts at which
-programs will listen, and work on GPUs, whose memory the program will need. Programs start only when all hosts are
-prepared, so no host tries a port of a running program. Checks that take no time (free space, memory) are reported
+for checks that cannot run at the same time as the program: connections from this host to the ports of all other hosts
+at which programs will listen, and work on GPUs, whose memory the program will need. Programs start only when all hosts
+are prepared, so no host tries a port of a running program. Checks that take no time (free space, memory) are reported
 before the program starts too. All other checks are pending until their result is known or the program ends.
 """
 
@@ -51,7 +51,7 @@ class HostHealth:
     Args:
         plan: of the attempt; without `health_checks` there are no checks.
         host: name of this host.
-        interval_s: between two looks at a running host.
+        interval_s: time between two checks of a running host.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ from clary.contract.failure_reasons import FULL_DISK, OUT_OF_MEMORY
 
 _POLL_S = 0.1  # longest delay until the exit of one of several processes is seen
 _MIB = 1024 * 1024
-_FULL_BYTES = _MIB  # a disk with less free space counts as full: the failed write was larger than this space
+_FULL_BYTES = _MIB  # a disk with less free space counts as full: the failed write may have needed more than this space
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ class HostProgram:
             feeder.stop()
 
     def _end_for_excess(self, words: str) -> None:
-        """End the program for an excess of memory; called in the watch's thread."""
+        """End the program because it used too much memory; called in the watch's thread."""
         if self._trouble is None:
             self._trouble = AgentError(f"{OUT_OF_MEMORY}: {words}", fault=Fault.ALGORITHM)
             self.send_signal(signal.SIGKILL)

@@ -85,7 +85,7 @@ class LastFlush:
         )
 
     def failure(self, outcome: Flushed, exits: Sequence[ProcessExit], failure: Failure | None) -> Failure | None:
-        """Return the failure of a finished program whose last checkpoints are in no set, or None.
+        """Return the failure of a finished program whose last checkpoints are in no checkpoint set, or None.
 
         Return None for a stopped or failed program, whose end has another cause.
 

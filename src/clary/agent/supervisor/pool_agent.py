@@ -1,8 +1,8 @@
 """The agent of one host of a pool: serves one attempt after the other.
 
 Where: `python -m clary.agent` runs it. It is started for an attempt, and exits after it if the service also ends the
-pool. Otherwise it polls the service for the next attempt, which also reports the end of the last attempt. Each attempt
-has its own supervisor; no state is passed between attempts.
+pool. Otherwise it polls the service for the next attempt; the poll also tells the service that the previous attempt has
+ended. Each attempt has its own supervisor; no state is passed between attempts.
 """
 
 from __future__ import annotations

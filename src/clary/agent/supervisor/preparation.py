@@ -1,7 +1,7 @@
 """The preparation of a host: the tree, then channels and checkpoints in parallel with code and environment.
 
-Where: the supervisor starts it after it has received its assignment, and aborts it at an earlier stop. Each part is
-timed; the first failed part ends the preparation.
+Where: the supervisor starts it after it has received its assignment, and aborts it if a stop comes before its end. Each
+part is timed; the first failed part ends the preparation.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from clary.contract.deep_profiles import (
 
 FOLDER = (".clary", "profiles")  # below the host's /opt/ml
 _POLL_S = 0.25
-_SETTLE_S = 3.0  # without a new rank, after which no more ranks are expected, if their number is unknown
+_SETTLE_S = 3.0  # time without a new rank after which no more ranks are expected, if the number of ranks is unknown
 _WRITE_S = 120.0  # for the write of a trace, after the longest window
 _ANSWER_S = 5.0  # for a rank's confirmation, after the request's `give_up_at`
 _SEND_S = 30.0  # for retries while the service is unreachable

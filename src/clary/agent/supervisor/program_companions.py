@@ -27,7 +27,7 @@ from clary.contract.launch_plan import LaunchPlan
 
 
 class ProgramCompanions:
-    """The companions of one program; only the supervisor's thread calls methods without another note.
+    """The companions of one program; methods are for the supervisor's thread, unless they say otherwise.
 
     Args:
         plan: of the attempt; determines the wanted companions.
@@ -101,7 +101,7 @@ class ProgramCompanions:
             companion.prepare(self._around.steps.ml_folder)
 
     def begin(self, program: RunningProgram) -> None:
-        """Start with a program that has just been started."""
+        """Start the companions for a program that has just been started."""
         for companion in self._all:
             companion.begin(program, self._around.steps.ml_folder)
 

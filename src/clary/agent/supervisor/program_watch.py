@@ -187,6 +187,6 @@ def _is_by_sigterm(item: ProcessExit) -> bool:
 
 
 def exit_in_words(item: ProcessExit) -> str:
-    """Return how a process ended: `exit code 3` or `signal 9 (SIGKILL)`, and whether by itself."""
+    """Return how a process ended: `exit code 3` or `signal 9 (SIGKILL)`, and whether it ended by itself."""
     how = f"exit code {item.exit_code}" if item.exit_code is not None else signal_name(item.signal)
     return f"{how}, not by itself" if item.is_consequence else how

@@ -1,6 +1,7 @@
 """The two threads that keep in touch with the service: reports upwards, orders downwards.
 
-Where: started by the supervisor; both only pass on the service's answers, as events in its queue. They survive an
+Where: started by the supervisor; both threads only pass the service's answers on, as events in the supervisor's queue.
+They survive an
 unreachable service: the program runs on, and the newest facts are reported when the service is back. The host is
 given up when the service is unreachable for `ORPHAN_TIMEOUT_S`, or reports that the attempt has ended.
 """
@@ -85,7 +86,7 @@ class Heartbeat(Worker):
         self._board.close()
 
     def _on_end(self) -> None:
-        self._board.close()  # no callback is called from here on, so no caller needs to wait for it
+        self._board.close()  # no report is sent from here on, so threads that wait for one are woken
 
     def _round(self) -> float | None:
         try:
@@ -145,7 +146,7 @@ class OrderWatch(Worker):
         self._on_over = on_over
         self._wait_s = wait_s
         self._last_number = 0
-        self._missed_number = 0  # newest order that a receipt named before it arrived
+        self._missed_number = 0  # number of the newest order that a receipt named before the order arrived
         self._back_off = BackOff(cap_s=1.0)
 
     def expect(self, number: int) -> None:

@@ -2,8 +2,8 @@
 
 Where: the agent of a pool keeps one `StandbyKeeper` from job to job. At the end of each attempt, or while it runs, it
 makes a host like the attempt's own, with an interpreter ready in it; the next attempt's steps build `/opt/ml` in that
-host's folder and start the program there, if it fits. If it does not fit, only the preparation is lost; where hosts
-have mounts, no process in this host has seen that `/opt/ml`.
+host's folder and start the program there, if it fits. If the program does not fit, only the preparation is lost; where
+hosts have mounts, no process in the standby host has seen that `/opt/ml`.
 
     <pool folder>/HOST/places/N/   ml, and the host's changes
 
@@ -263,7 +263,7 @@ class StandbyKeeper:
 def _begin_tree(place: Path) -> None:
     """Write the parts of `/opt/ml` that every job has, so that the next job need not wait for them."""
     tree = MlTree(place / "ml")
-    with contextlib.suppress(OSError):  # the next attempt makes what is missing, and reports why it cannot
+    with contextlib.suppress(OSError):  # the next attempt makes what is missing, or reports why it cannot
         make_folders(tree)
         write_train_library(tree)
 
@@ -279,7 +279,7 @@ def _remove_later(place: Path) -> None:
 def _sandbox_like(example: _Example, place: Path, number: int) -> Sandbox:
     """Return the host to make: like the last one, without the parts that belong to its job alone.
 
-    The host before it may still run, so hosts use two cgroups in turn.
+    The previous host may still run, so hosts use two cgroups in turn.
     """
     plan, sandbox = example.plan, example.sandbox
     cgroup = host_cgroup_name(plan.pool, _POOL_ATTEMPT, host=sandbox.hostname, work_folder=plan.pool_folder)

@@ -55,7 +55,7 @@ class Limits:
     assignment_s: float = 300.0  # wait for the plan from the service; no work can be lost yet
     orphan_s: float = ORPHAN_TIMEOUT_S  # time without the service until the program is killed
     margin_s: float = NOTICE_MARGIN_S  # before the engine's kill
-    after_stop_s: float = AFTER_STOP_S  # after a notice without a kill, from the program's end to the agent's leave
+    after_stop_s: float = AFTER_STOP_S  # after a notice without a kill, from the program's end to the agent's exit
     drain_s: float = 60.0  # without progress of log lines while the service answers
     last_report_s: float = 2.0
     join_s: float = 6.0  # longer than any request in flight
@@ -221,7 +221,7 @@ class Supervisor:
         life.act_if_due()
 
     def _leave(self) -> None:
-        """Kill running processes, report the leave to the service, stop every thread."""
+        """Kill running processes, report to the service that the host leaves, stop every thread."""
         life, log = self._life, self._log
         if life is not None:
             life.end_everything()

@@ -1,4 +1,4 @@
-"""The steps of a host outside of tests: the module of each step, with its part of the plan.
+"""The steps of a host outside of tests. Each step calls its module with the module's part of the plan.
 
 Where: `python -m clary.agent` gives `HostSteps` to the supervisor; `steps.Steps` documents the methods. Only this
 module connects the agent's packages.
@@ -271,7 +271,10 @@ class HostSteps:
         return self._program
 
     def _ask(self, process: ProcessSpec) -> str:
-        """Return the output of a program, which may be the job's own file; it runs in a host like the job's program."""
+        """Return the output of a program, which may be a file of the job.
+
+        The program runs in a host like that of the job's own program.
+        """
         assert self._environment is not None
         deadline_s = time.monotonic() + _ASK_LIMIT_S
 
@@ -372,7 +375,7 @@ class HostSteps:
             closer.join(_CLOSE_S)
 
     def _disk_places(self) -> Mapping[str, Path]:
-        """Return the folders that can run full, by the program's names for them."""
+        """Return the folders that can become full, by the program's names for them."""
         if self._disk is None:
             return {"/opt/ml and /tmp": self._folder}
         return {"/opt/ml": self._tree.root, "/tmp": self._folder}  # noqa: S108 - a name for people
@@ -380,7 +383,7 @@ class HostSteps:
     def _open_store(self) -> ObjectStore:
         with self._lock:
             if self._stopping.is_set():
-                raise AgentError(f"{self._host.name} has broken off its current step")
+                raise AgentError(f"{self._host.name} has aborted its current step")
             if self._store is None:
                 self._store = ObjectStore(self._plan.object_store, attempts=_STORE_ATTEMPTS)
             return self._store

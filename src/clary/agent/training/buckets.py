@@ -1,7 +1,7 @@
-"""Reduces the buckets of a histogram: few, from left to right, with all counts. Pure.
+"""Reduces the buckets of a histogram to a few, ordered from left to right; all counts are kept. Pure.
 
 Where: `event_summaries` reads them from a record; the console draws them over the steps.
-Writers record a thousand and more buckets, whose width grows with their distance from zero. Charts have a linear scale,
+Writers record a thousand or more buckets, whose width grows with their distance from zero. Charts have a linear scale,
 as TensorBoard draws it: buckets that share a cell of the scale are joined, and no bucket is split.
 """
 
@@ -23,10 +23,10 @@ _WHOLE = 2.0**53  # floats up to this hold whole numbers exactly
 
 
 def buckets_text(rows: Sequence[Row], *, least: float = -math.inf, greatest: float = math.inf) -> str:
-    """Return the buckets with a count, as JSON of [[left, right, count], ...]; at most MAX_BUCKETS.
+    """Return the buckets that are not empty, as JSON of [[left, right, count], ...]; at most MAX_BUCKETS.
 
     Args:
-        rows: rows in any order; rows without numbers are left out.
+        rows: rows in any order; rows with infinite or NaN values are left out.
         least: least of the values; the first bucket does not begin below it.
         greatest: greatest of the values; the last bucket does not end above it.
     """

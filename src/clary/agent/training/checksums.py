@@ -1,7 +1,7 @@
 """CRC-32C as event files use it.
 
-Source: RFC 3720, appendix B.4 (polynomial 0x1EDC6F41, reflected); TensorFlow's record format rotates the sum and adds a
-constant, so that a sum over data with sums in it stays reliable.
+Source: RFC 3720, appendix B.4 (polynomial 0x1EDC6F41, reflected); TensorFlow's record format rotates the checksum and
+adds a constant, so that a checksum over data that contains checksums stays reliable.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def crc32c(data: bytes) -> int:
 
 
 def masked_crc32c(data: bytes) -> int:
-    """Return the sum in the form that files hold."""
+    """Return the CRC-32C in the masked form that event files hold."""
     value = crc32c(data)
     rotated = (value >> _ROTATED_BITS) | (value << (32 - _ROTATED_BITS))
     return ((rotated & _ALL_ONES) + _MASK_ADDEND) & _ALL_ONES

@@ -1,4 +1,4 @@
-"""Records of an event file: length, its sum, the record, its sum. Pure.
+"""Records of an event file: length, checksum of the length, record, checksum of the record. Pure.
 
 Source: the TFRecord format, "Details about the file format" in TensorFlow's guide on TFRecord: uint64 length, uint32
 masked CRC-32C of the length, the bytes, uint32 masked CRC-32C of the bytes; all little-endian.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from clary.agent.training.checksums import masked_crc32c
 
 MAX_RECORD_BYTES = 8 * 1024 * 1024  # longer records are skipped: they hold pictures too large to show
-MAX_SUMMED_BYTES = 64 * 1024  # the sums of longer records are not checked: a check takes too long
+MAX_SUMMED_BYTES = 64 * 1024  # the checksums of longer records are not checked: a check takes too long
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
 _HEADER = struct.Struct("<QI")
@@ -24,7 +24,7 @@ _LENGTH_BYTES = 8
 class Record:
     """One record."""
 
-    offset: int  # in the file, of its length
+    offset: int  # offset of the record's length in the file
     data: bytes
 
 
@@ -35,7 +35,7 @@ class Records:
     Attributes:
         records: whole and undamaged, in order.
         next_offset: offset at which to read on.
-        num_damaged: records with a wrong sum; they are left out.
+        num_damaged: records with a wrong checksum; they are left out.
         num_large: records that were skipped because of their size.
         is_lost: whether the length itself is damaged, so that no later record can be found.
     """
@@ -52,7 +52,7 @@ def split_records(piece: bytes, *, offset: int, max_record_bytes: int = MAX_RECO
 
     Args:
         piece: part of the file, beginning with a record.
-        offset: where the piece begins in the file. The next piece may begin behind this piece's end, past a large
+        offset: where the piece begins in the file. The next piece may begin beyond this piece's end, past a large
             record.
         max_record_bytes: longer records are skipped.
     """

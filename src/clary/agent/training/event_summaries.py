@@ -45,7 +45,7 @@ class EventReader:
         """Return the findings of a record; empty if no chart shows the record.
 
         Args:
-            record: a message, without length and sums.
+            record: a message, without length and checksums.
             offset: offset of the record in its file; findings carry it.
             file: path below `/opt/ml`; findings carry it.
         Raises: Malformed.
@@ -125,7 +125,7 @@ def _plugin_of(metadata: bytes) -> str:
 def _of_tensor(tag: str, plugin: str, tensor: bytes) -> tuple[FindingKind, str, float | None, str, int] | None:
     if plugin == "images":
         strings = [as_bytes(value) for number, _, value in fields_of(tensor) if number == 8]
-        return _picture(tag, strings[2]) if len(strings) > 2 else None  # behind width and height
+        return _picture(tag, strings[2]) if len(strings) > 2 else None  # the pictures follow width and height
     if plugin not in ("scalars", "histograms"):
         return None
     numbers = _numbers(tensor)

@@ -1,4 +1,4 @@
-"""Recognises files that hold values of a training by their paths. Pure.
+"""Recognises, by their paths, files that hold values of a training. Pure.
 
 Source: TensorBoard takes every file with `tfevents` in its name; MLflow's FileStore keeps RUN/metrics/NAME below the
 folder of an experiment; sagemaker.experiments writes output/metrics/sagemaker/*.json; W&B keeps the log of a run in

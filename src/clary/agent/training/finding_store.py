@@ -35,7 +35,7 @@ class FindingStore(Outbox[Finding]):
     """The findings of one host of one attempt; used by one thread.
 
     Attributes:
-        num_dropped: number of findings given up, of findings that arrived too fast, and of pictures replaced while
+        num_dropped: number of findings that were given up, that arrived too fast, or that are pictures replaced while
             waiting.
         num_unnamed: number of findings left out because there were too many names.
     """

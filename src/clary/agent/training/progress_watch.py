@@ -1,4 +1,4 @@
-"""Estimates the progress of a program from many signs: the counter of the training, and the time that remains.
+"""Estimates a program's progress from many signs: finds the training's counter and the remaining time.
 
 Where: `log.log_intake` feeds lines from any thread; `training_watch` polls in its own thread and sends new progress to
 the service. One watch serves one attempt, so that a rate never spans a restart.
@@ -154,7 +154,7 @@ class ProgressWatch:
             track.rate.add(now_s, sign.done)
 
     def _chosen(self, now_s: float) -> _Track | None:
-        """Return the counter of the training: the moving counter that lasts longest, steps before epochs."""
+        """Return the counter of the training: the moving one that lasts longest; steps are preferred to epochs."""
         live = [track for track in self._tracks.values() if now_s - track.moved_s <= STALE_S]
         if not live:
             live = list(self._tracks.values())
@@ -210,7 +210,7 @@ class ProgressWatch:
             epoch = self._epoch
         if epoch is None:
             outer = [track.sign for track in self._tracks.values() if track.sign.kind == "epoch" and track.sign.total]
-            # A bar of epochs shows the finished epochs; the next epoch runs.
+            # A bar of epochs shows how many epochs are finished; the running epoch is the next one.
             epoch = (int(outer[0].done) + 1, int(outer[0].total or 1)) if outer else None
         if epoch is None:
             return None

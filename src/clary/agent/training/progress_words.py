@@ -128,7 +128,7 @@ def of_trainer_state(data: bytes, *, at_ms: int) -> TrainingProgress | None:
 
 
 def in_epochs(progress: TrainingProgress, *, max_epoch: int) -> TrainingProgress:
-    """Return progress in steps of the whole training with the epoch that these steps belong to."""
+    """Return progress in steps of the whole training, together with the epoch that it has reached."""
     assert progress.total
     steps_per_epoch = max(1, round(progress.total / max_epoch))
     epoch = min(max_epoch, int(progress.done // steps_per_epoch) + 1)
@@ -153,7 +153,7 @@ def _whole(number: Any) -> int | None:
 
 
 def _counted(text: str) -> float:
-    """Return 1200.0 of `1.2k`."""
+    """Return 1200.0 for `1.2k`."""
     factor = _FACTORS.get(text[-1:], 1)
     return float(text.rstrip("kMG")) * factor
 

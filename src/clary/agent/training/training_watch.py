@@ -41,7 +41,7 @@ class TrainingWatch(Sender):
         service: receives the findings.
         reading: reader of the files; used by the thread alone, once the thread has begun.
         progress: finds progress in the log.
-        clock: gives states their time of day.
+        clock: gives the time of day for progress that is read from a state file.
         on_note: called with a sentence for the user.
     """
 

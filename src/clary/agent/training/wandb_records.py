@@ -1,7 +1,8 @@
 """Records of a run's log as W&B writes it, `run-ID.wandb`, and the values in them. Pure.
 
-Source: the log format of LevelDB (blocks of 32 KiB; pieces of records with a sum, a length and a type) behind seven
-bytes of W&B's own, with zlib's CRC-32 for the sum; Record, HistoryRecord and HistoryItem of wandb_internal.proto.
+Source: the log format of LevelDB (blocks of 32 KiB; pieces of records with a checksum, a length and a type) after a
+header of seven bytes that W&B adds, with zlib's CRC-32 as the checksum; Record, HistoryRecord and HistoryItem of
+wandb_internal.proto.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def split_records(piece: bytes, *, offset: int, max_record_bytes: int = MAX_RECO
 
     Args:
         piece: part of the file, beginning with its first byte, or at `next_offset` of the last piece.
-        offset: where the piece begins in the file. The next piece may begin behind this piece's end, past padding.
+        offset: where the piece begins in the file. The next piece may begin beyond this piece's end, past padding.
         max_record_bytes: longer records are skipped; includes the headers between a record's parts.
     """
     first = _behind_prefix(piece) if offset == 0 else 0
@@ -46,7 +47,7 @@ def split_records(piece: bytes, *, offset: int, max_record_bytes: int = MAX_RECO
     num_damaged = num_large = 0
     while not is_lost and (offset or place):
         room = BLOCK_BYTES - (offset + place) % BLOCK_BYTES
-        if room < _HEADER.size:  # filled with zeros, which may not be written yet
+        if room < _HEADER.size:  # the rest of the block is filled with zeros, which may not be written yet
             place += room
             begin = begin if parts else place
             continue
@@ -133,7 +134,7 @@ def _item(message: bytes) -> dict[str, float]:
     """Return the numbers of a HistoryItem by name; other values are left out."""
     words, text = [], ""
     for number, _, value in fields_of(message):
-        if number in (1, 2):  # key, or the steps of nested_key
+        if number in (1, 2):  # key, or the components of nested_key
             words.append(as_text(value))
         elif number == 16:
             text = as_text(value)
@@ -146,7 +147,7 @@ def _item(message: bytes) -> dict[str, float]:
 
 def _numbers(name: str, told: Any, *, depth: int) -> Iterator[tuple[str, float]]:
     if len(name) > MAX_NAME_CHARACTERS:
-        return  # checked before each nested value gets this name as prefix
+        return  # checked here, before the name becomes a prefix of each nested value's name
     if isinstance(told, dict) and "_type" not in told and depth < MAX_DEPTH:
         for key, inner in told.items():
             yield from _numbers(f"{name}.{key}", inner, depth=depth + 1)

@@ -59,14 +59,14 @@ def as_float(value: Value) -> float:
 
 
 def as_bytes(value: Value) -> bytes:
-    """Return a field with a length. Raises: Malformed."""
+    """Return a length-delimited field. Raises: Malformed."""
     if not isinstance(value, bytes):
         raise Malformed("a number stands where bytes were expected")
     return value
 
 
 def as_text(value: Value) -> str:
-    """Return a field with a length as text; bytes that are not UTF-8 are escaped. Raises: Malformed."""
+    """Return a length-delimited field as text; bytes that are not UTF-8 are escaped. Raises: Malformed."""
     return as_bytes(value).decode("utf-8", "backslashreplace")
 
 

@@ -1,20 +1,20 @@
-"""Imports the modules that programs import first, waits, and becomes the ranks of one program by forking.
+"""Imports the modules that most programs import first, waits, and forks the ranks of one program.
 
     python clary_zygote.py SOCKET OUTPUT LATE_FOLDER RANK_SHIM NUM_AHEAD MODULE...
 
 Where: the first process of a standby host starts it and sends messages over the socket
-(`clary.agent.host.zygote_process` lists the messages); OUTPUT is the read end of its own standard output; LATE_FOLDER
-is the folder into which the program's files are written meanwhile; NUM_AHEAD ranks are forked before the order
-arrives, and each waits for its part of the order. It runs in the user's environment: Python 3.8 or
-later, the standard library only, and no other module of clary.
+(`clary.agent.host.zygote_process` lists the messages); OUTPUT is the read end of the pipe that is the zygote's own
+standard output; LATE_FOLDER is the folder into which the program's files are written while the zygote waits; NUM_AHEAD
+ranks are forked before the order arrives, and each waits for its part of the order. It runs in the user's environment:
+Python 3.8 or later, the standard library only, and no other module of clary.
 
 [Note: as a new interpreter] A forked rank has to find the same state as `python clary_rank.py train.py`. The zygote has
-no folder of a script on its path, its outputs are a pipe like those of a rank, and a fork inherits no connection,
-thread or descriptor: the zygote refuses to fork if a library has opened one. In the rank, state that depends on the
-time of start is renewed: environment, arguments, caches of the path, seeds, time zone. The rank executes a new
+no script's folder on `sys.path`, it writes its output to a pipe as a rank does, and a fork inherits no connection,
+thread or descriptor: the zygote refuses to fork if a library has opened one. In the rank, state that depends on when
+the process started is renewed: environment, arguments, import caches, seeds, time zone. The rank executes a new
 interpreter instead if a file of the program would have been imported in place of a loaded module, if code in the
 script's folder names a variable that such a module has read, or if anything fails before the program's first line. One
-difference remains: all ranks share the key of `hash()` and the addresses of libraries.
+difference remains: all ranks share the seed of `hash()` and the addresses of libraries.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NUM_MAP_WORDS = 13  # struct prctl_mm_map: eleven addresses, the auxiliary vect
 _BREAK_WORD = 5
 _NO_FILE = 0xFFFFFFFF  # -1
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
-_KEPT: list[object] = []  # references to memory that /proc shows
+_KEPT: list[object] = []  # keeps alive the memory that /proc shows as command line and environment
 _HAS_FOLDER_ON_PATH = not getattr(sys.flags, "safe_path", False)
 _ENTRY_POINT_GROUP = "torch.backends"
 _SUFFIXES = (".py", ".pyc", ".so")
@@ -157,7 +157,10 @@ def become_rank() -> _Program:
 
 
 def _touch(late_folder: str) -> None:
-    """Have the kernel copy, while no order waits, pages to which every rank writes: mostly counts of references."""
+    """Write early to pages that every rank writes to, so that the kernel copies them while no order waits.
+
+    Most of these pages hold reference counts.
+    """
     variables = dict(os.environ)
     os.environ.clear()
     os.environ.update(variables)
@@ -175,8 +178,8 @@ def _fork_ahead(num_ahead: int) -> tuple[list[tuple[int, socket.socket]], socket
     """Fork ranks before the order arrives, from a child that ends at once: the host's first process is their parent.
 
     Returns: pid and socket of each rank, and None; in a rank an empty list and its end of the socket. A rank exits when
-    the other end is closed: at the zygote's end, or if the program has fewer ranks. There may be fewer ranks, for
-    example at a limit of processes.
+    the other end of its socket is closed: when the zygote ends, or if the program has fewer ranks. Fewer than
+    `num_ahead` ranks may be returned, for example if the limit of processes is reached.
     """
     if num_ahead == 0:
         return [], None
@@ -218,7 +221,7 @@ def _keep_own_end(
 
 
 def _hand_over(ahead: list[tuple[int, socket.socket]], place: int, descriptors: tuple[int, ...]) -> int:
-    """Send a rank that was forked ahead its place in the order; return its pid, or 0 without such a rank."""
+    """Send a rank that was forked ahead its place in the order; return its pid, or 0 if no such rank is left."""
     while ahead:
         pid, link = ahead.pop(0)
         with link:
@@ -276,8 +279,9 @@ def _import(names: tuple[str, ...]) -> str:
 def _import_library(late_folder: str) -> None:
     """Import the modules that torch's entry points will import, from the package that the job's library links to.
 
-    The modules get the names `clary.train...`, in a namespace package over the library, which does not exist yet.
-    Nothing is imported if the environment has a package `clary` of its own, or a torch that these modules do not fit.
+    The modules get the names `clary.train...`, in a namespace package whose folder in the job's library does not exist
+    yet. Nothing is imported if the environment has a package `clary` of its own, or a torch that these modules do not
+    fit.
     """
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path.endswith(_LIBRARY_ENDING)]
     library = next((path for path in reversed(paths) if _is_within(path, late_folder)), "")
@@ -412,12 +416,12 @@ def _rank(
     words: bytes,
     program: _Program,
 ) -> _Program:
-    """Become the process at a place of the order; return its program when the gate opens.
+    """Become the process at index `place` of the order; return its program when the gate opens.
 
     Args:
-        order: of the whole host.
+        order: the order for the whole host.
         place: index in the order's processes.
-        descriptors: the order's file, the gate, the agent's socket, the rank's output; closed.
+        descriptors: the order's file, the gate (a pipe), the agent's socket, the rank's output; all are closed here.
         late_folder: folder of the program's files.
         words: output of the imports, for the rank to repeat.
         program: the rank's code.
@@ -479,7 +483,7 @@ def _renew(argv: list[str], environment: dict[str, str], late_folder: str) -> st
 
 
 def _forget_folders() -> None:
-    """Drop the names of files that imports have recorded for each folder."""
+    """Drop the listings of folders that the import system has cached."""
     sys.path_importer_cache.clear()
     importlib.invalidate_caches()
 
@@ -606,7 +610,7 @@ def _late_site() -> str:
 
 
 def _renew_modules() -> None:
-    """Renew seeds, the key, the thread's number and the folders that loaded modules keep; `random` reseeds itself."""
+    """Renew the seeds, authkey, native thread id and folders that loaded modules keep; `random` reseeds itself."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
@@ -615,7 +619,7 @@ def _renew_modules() -> None:
         generator.seed()  # generator of the CPU; generators of GPUs are made when CUDA is initialised
     note_number = getattr(threading.main_thread(), "_set_native_id", None)
     if note_number is not None:
-        note_number()  # before Python 3.13 it stays the parent's
+        note_number()  # before Python 3.13 the thread keeps the id of the parent's thread
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None:
         processes.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]

@@ -58,11 +58,11 @@ _NAMES = frozenset(
     }
 )
 _READ_LATER = ("TORCH_NCCL_", "TORCHELASTIC_")
-_MAX_VARIABLE_BYTES = 131_071  # limit of the kernel (MAX_ARG_STRLEN); `spawn` names a longer variable
+_MAX_VARIABLE_BYTES = 131_071  # limit of the kernel (MAX_ARG_STRLEN); the error from `spawn` names a longer variable
 
 
 def start_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that an interpreter reads at its start or imports; a waiting interpreter gets no others."""
+    """Return the variables that an interpreter reads at its start or in imports; a waiting one gets no others."""
     return {name: value for name, value in environment.items() if _is_read_at_start(name)}
 
 

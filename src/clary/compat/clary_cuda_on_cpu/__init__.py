@@ -1,4 +1,4 @@
-"""Runs scripts that require CUDA on the CPU, for rehearsals; only if CLARY_CUDA_ON_CPU=1 is set.
+"""Runs CUDA-only scripts on the CPU, for rehearsals; only if CLARY_CUDA_ON_CPU=1 is set.
 
 Where: torch calls `register` at the end of `import torch`, through the entry point in the library folder of jobs (as
 `clary_autoload`); `clary run --cuda-on-cpu` and a job's hyperparameter set the variable. It runs in the user's
@@ -25,9 +25,9 @@ synchronised. `torch.compile` returns its argument.
 work of the class, its constructor raises an error that names the class. `torch._C` is not replaced.
 
 [Note: libraries] FSDP, meshes and Lightning check whether a device is CUDA, and refuse the CPU; a mode cannot intercept
-these checks. The few functions that check are replaced when their module is imported, and so are DeepSpeed's Adams.
-apex, flash_attn and Transformer Engine cannot be installed without a GPU: torch computes those functions of theirs that
-scripts use.
+these checks. The few functions that check are replaced when their module is imported, and so are DeepSpeed's Adam
+classes. apex, flash_attn and Transformer Engine cannot be installed without a GPU: torch computes the functions of
+these libraries that scripts use.
 
     names       the variable, and the name of the made-up GPU
     mode        the mode, and its test for CUDA devices                    1.

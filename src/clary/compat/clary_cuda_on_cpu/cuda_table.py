@@ -56,7 +56,7 @@ def _put(name: str, before: Any, now: Any) -> None:
 
 
 def _undecided(cuda: Any) -> dict[str, Any]:
-    """Return torch's own functions of `torch.cuda`, wrapped so that their errors name them."""
+    """Return torch's own functions of `torch.cuda`, wrapped so that an error names the failing function."""
     found = {name: getattr(cuda, name, None) for name in cuda.__all__}
     return {
         name: named_refusals(thing, f"torch.cuda.{name}") for name, thing in found.items() if inspect.isfunction(thing)

@@ -29,7 +29,7 @@ def flash_attn_func(
         dropout_p: probability that a weight is dropped; 0 outside of training.
         softmax_scale: factor of the scores; None stands for 1 / sqrt(D).
         causal: whether each query sees only keys up to its own position; the last query is aligned with the last key.
-        more: may be None or False; any other value is refused.
+        more: other arguments of flash_attn; each may be None or False, and any other value is refused.
 
     Raises: NotImplementedError for an argument that would change the result.
     """
@@ -67,6 +67,6 @@ def _refuse(name: str, given: dict[str, Any]) -> None:
     asked = sorted(word for word, value in given.items() if value is not None and value is not False)
     if asked:
         raise NotImplementedError(
-            f"{name} was given {', '.join(asked)}, which rehearsals on the CPU do not have; leave it out for the "
-            f"rehearsal, or run the script on a GPU"
+            f"{name} was given {', '.join(asked)}, which rehearsals on the CPU do not support; leave it "
+            "out for the rehearsal, or run the script on a GPU"
         )

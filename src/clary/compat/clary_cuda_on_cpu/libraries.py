@@ -85,7 +85,7 @@ def _mend_flat_parameters(module: Any) -> None:
 
 
 def _mend_device_mesh(module: Any) -> None:
-    """Turn meshes of CUDA devices into meshes of CPUs: torch makes tensors and generators by the mesh's device name."""
+    """Turn CUDA meshes into CPU meshes: torch makes tensors and generators on the device that a mesh names."""
     mesh = getattr(module, "DeviceMesh", None)
     if mesh is None:
         return
@@ -104,7 +104,7 @@ def _mend_lightning(module: Any) -> None:
 
 
 def _mend_lightning_devices(module: Any) -> None:
-    """Make Lightning find the number of GPUs that a script requests: Lightning itself starts the other processes."""
+    """Make Lightning find as many GPUs as a script requests: Lightning itself starts the other processes."""
     check = module._sanitize_gpu_ids
 
     @functools.wraps(check)

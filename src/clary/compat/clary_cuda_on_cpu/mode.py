@@ -1,6 +1,6 @@
 """The torch mode in which every function of torch computes on the CPU instead of CUDA.
 
-See [Note: how], 1, of the package.
+See point 1 of [Note: how] in the package's docstring.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def enter_mode(torch: Any) -> None:
     takes_number = {tensor.to, torch._C._nn._parse_to}
 
     class CudaOnCpu(TorchFunctionMode):
-        """The mode of [Note: how], 1."""
+        """The mode that point 1 of [Note: how] describes."""
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
@@ -78,7 +78,7 @@ def _enter_in_threads(mode: Any) -> None:
 
 
 def _enter_in_backward(torch: Any, mode: Any) -> None:
-    """Enter the mode in hooks and functions of programs that run in a backward pass.
+    """Enter the mode during each backward pass, for the hooks and functions of programs that run in the pass.
 
     torch leaves a mode while the mode handles a call, and `Tensor.backward` and `torch.autograd.grad` are such calls.
     """

@@ -29,7 +29,7 @@ def refused_function(name: str) -> Any:
 
 
 def refused_class(name: str, original: type) -> type:
-    """Return a replacement of a class; it works in annotations and checks, but its constructor raises."""
+    """Return a replacement of a class; it works in annotations and type checks, but its constructor raises."""
 
     def refuse(cls: Any, *_: Any, **__: Any) -> None:
         raise refusal(name)
@@ -39,7 +39,7 @@ def refused_class(name: str, original: type) -> type:
 
 
 def named_refusals(function: Any, name: str) -> Any:
-    """Wrap a function of torch so that an error names it if the function needs a part that builds for CPUs lack."""
+    """Wrap a torch function so that it raises an error with its name if it needs a part missing in CPU builds."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -23,19 +23,19 @@ from .flash_attention import FlashAttention, flash_attn_func
 
 
 def stand_in_for_kernels() -> None:
-    """Add a finder of the table's modules after all other finders: an installed library has precedence."""
+    """Add a finder of the modules in `_MODULES` after all other finders: an installed library has precedence."""
     if not any(isinstance(finder, StandInFinder) for finder in sys.meta_path):
         sys.meta_path.append(StandInFinder())
 
 
 class StandInFinder(MetaPathFinder):
-    """Finds the modules of the table."""
+    """Finds the modules in `_MODULES`."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return a spec for a module of the table; None for any other module, and for a bare call of `find_spec`.
+        """Return a spec for a module in `_MODULES`; None for other modules, and for `find_spec` without an import.
 
-        Libraries such as transformers check by `find_spec` whether apex is installed, and would use more of it than
-        exists here.
+        Libraries such as transformers call `find_spec` to check whether apex is installed, and would then use parts of
+        apex that the stand-in lacks.
 
         Args: as `importlib.abc.MetaPathFinder.find_spec`; `path` and `target` have no effect.
         """
@@ -50,7 +50,7 @@ class _StandInLoader(Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill the module with the table's names, and make it refuse every other name."""
+        """Fill the module with its names from `_MODULES`, and make it refuse every other name."""
         name = module.__name__
 
         def refuse(word: str) -> Any:
@@ -59,15 +59,16 @@ class _StandInLoader(Loader):
             if f"{name}.{word}" in _MODULES:  # libraries import their own submodules
                 return importlib.import_module(f"{name}.{word}")
             raise AttributeError(
-                f"{name}.{word} is not rehearsed on the CPU: of {name} there are {', '.join(sorted(_MODULES[name]))}; "
-                f"take it out for the rehearsal, or run the script on a GPU"
+                f"{name}.{word} is not rehearsed on the CPU: the stand-in for {name} has only "
+                f"{', '.join(sorted(_MODULES[name]))}; remove its use for the rehearsal, or run the script on "
+                "a GPU"
             )
 
         vars(module).update(_MODULES[name], __getattr__=refuse)
 
 
 def _is_asked_alone() -> bool:
-    """Return whether `importlib.util.find_spec` is among the next callers, so that no import is in progress."""
+    """Return whether `importlib.util.find_spec` is one of the nearest callers: then no import is in progress."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_CALLERS):
         if frame is None or frame.f_globals.get("__name__") == "importlib.util":
@@ -147,7 +148,8 @@ def checkpoint(function: Callable[..., Any], *arguments: Any, **given: Any) -> A
     """Compute a function again in the backward pass, as torch's own checkpoint does.
 
     Args:
-        given: arguments of the function, and arguments of Transformer Engine, which are left out.
+        given: arguments of the function, and arguments that only Transformer Engine's checkpoint takes; the latter are
+            dropped.
     """
     from torch.utils.checkpoint import checkpoint as again
 

@@ -1,6 +1,6 @@
 """Made-up streams and events: every call returns after its work is done.
 
-See [Note: how], 2, of the package.
+See point 2 of [Note: how] in the package's docstring.
 """
 
 from __future__ import annotations

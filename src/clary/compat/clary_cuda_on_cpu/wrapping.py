@@ -1,6 +1,6 @@
 """Wrappers of calls whose devices torch's modes cannot intercept: loading, autocast, scaler, parallel modules, groups.
 
-See [Note: how], 3, of the package.
+See point 3 of [Note: how] in the package's docstring.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def wrap_devices(torch: Any) -> None:
         **kwargs: Any,
     ) -> Any:
         if is_cuda(kwargs.get("device_type", "cuda")):
-            devices = []  # with a device the function would use the device's module, and `torch.cpu` forks no generator
+            # if devices were listed, fork_rng would use the module `torch.cpu`, which cannot fork generators
+            devices = []
         return fork(devices, enabled, _caller, _devices_kw, **kwargs)
 
     torch.load = load_on_cpu
@@ -126,7 +127,10 @@ def leave_compiling_out(torch: Any) -> None:
 
 
 class ProcessGroupNCCL:
-    """Replaces the class of groups over nccl if torch lacks it: no group is an instance. Options have no effect."""
+    """Replaces torch's class of groups over nccl if torch lacks that class: no group is an instance of it.
+
+    Options have no effect.
+    """
 
     class Options:
         """Accepts and keeps every option."""

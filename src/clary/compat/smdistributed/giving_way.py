@@ -1,8 +1,8 @@
 """Uses AWS's own library instead of Clary's package if a job has it installed.
 
 Where: the packages under `smdistributed` call it first. Clary's folder is last on PYTHONPATH, but still before
-site-packages; without this module it would hide AWS's library. Python versions that are too old for the train side
-import this module, too.
+site-packages; without this module Clary's folder would hide AWS's library. Python versions that are too old for
+`clary.train` import this module, too.
 """
 
 import importlib.util

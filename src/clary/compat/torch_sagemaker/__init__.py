@@ -1,7 +1,7 @@
 """`import torch.sagemaker as tsm`: SMP v2 under the name that users' scripts import.
 
 `clary_autoload` registers the name when torch is imported; the code is in `clary.train.parallel.fsdp`. In Python
-versions that the train side does not support, the import raises an error.
+versions that `clary.train` does not support, the import raises an error.
 """
 
 import sys

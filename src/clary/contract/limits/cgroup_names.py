@@ -28,7 +28,7 @@ def host_cgroup_name(job_name: str, attempt: int, *, host: str, work_folder: str
 
 
 def next_cgroup_name(host_cgroup: str) -> str:
-    """Return the name of a standby host's cgroup for use while the previous host still runs a program.
+    """Return the second cgroup name of a pool's host, for use while its previous program may still run.
 
     Args:
         host_cgroup: cgroup name of a pool's host.

@@ -1,4 +1,4 @@
-"""A client of S3 on the standard library alone, for agents and for programs that have no boto3.
+"""An S3 client that uses only the standard library, for agents and for programs that have no boto3.
 
 uris         s3:// URIs as bucket and key
 connections  a pool of HTTP connections to one endpoint

@@ -23,7 +23,8 @@ class PooledConnection:
 
     http: http.client.HTTPConnection
     is_reused: bool = False
-    socket: socket.socket | None = None  # of the current request; `http` drops it while an answer is still read
+    # socket of the current request; kept because `http` drops it while an answer is still being read
+    socket: socket.socket | None = None
     is_broken_off: bool = False
 
     def connect(self) -> None:
@@ -31,7 +32,7 @@ class PooledConnection:
         if self.http.sock is None:
             self.http.connect()
         self.socket = self.http.sock
-        if self.is_broken_off:  # after the socket is set: `break_off` sets the flag before it reads the socket
+        if self.is_broken_off:  # checked after the socket is set: `break_off` sets the flag before it reads the socket
             raise ConnectionAbortedError("broken off")
 
     def break_off(self) -> None:
@@ -73,7 +74,7 @@ class ConnectionPool:
         return name if is_implied else f"{name}:{self._port}"
 
     def take(self, *, fresh: bool = False) -> PooledConnection:
-        """Return the idle connection used last, or a new one if `fresh` or without idle ones; it connects when used.
+        """Return the idle connection used last; without an idle one, or if `fresh`, return a new unconnected one.
 
         Raises: ConnectionAbortedError after `close`.
         """

@@ -33,7 +33,7 @@ _CHANGED = "the object was replaced since it was listed"
 class ObjectReader(io.RawIOBase):
     """An object as a stream; after a broken connection it continues at the same byte of the same version.
 
-    Raises (from reads): ObjectStoreError after the exchange's attempts without progress, or when the object was
+    Raises (from reads): ObjectStoreError if `exchange.attempts` requests in a row bring no data, or if the object was
     replaced meanwhile.
     """
 
@@ -132,7 +132,7 @@ class _Version:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[int]:
-    """Yield a descriptor of a temporary file that becomes `path` at the block's clean end, and else is removed."""
+    """Yield a descriptor of a temporary file that becomes `path`, or is removed if the block raises an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # The temporary name has a fixed length, because `path.name` may already have the greatest length of a name.
     temporary = path.with_name(f".{secrets.token_hex(8)}{PART_SUFFIX}")
@@ -173,7 +173,7 @@ def download_whole(exchange: Exchange, request: S3Request, path: Path, *, size_b
 
 
 def download_ranges(exchange: Exchange, request: S3Request, path: Path, *, size_bytes: int, etag: str) -> None:
-    """Fetch an object by ranges in parallel, all of the version that `etag` names.
+    """Fetch the version of an object that `etag` names, by ranges in parallel.
 
     Args:
         request: a GET of the whole object; the function adds ranges to it.
@@ -249,7 +249,7 @@ def _require_range(response: S3Response) -> None:
 
 
 def _require_version(response: S3Response, etag: str) -> None:
-    """Raise Trouble for a version other than the requested one, for stores that ignore If-Match."""
+    """Raise Trouble if the answer is of another version, as stores that ignore If-Match may send."""
     if etag and response.headers.get("etag", etag) != etag:
         raise Trouble(_CHANGED, status=HTTPStatus.PRECONDITION_FAILED, is_retryable=False)
 

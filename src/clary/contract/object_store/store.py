@@ -1,7 +1,7 @@
 """The S3 client of agents and programs, `ObjectStore`.
 
-Where: agents use it with the plan's own endpoint and key to fetch channels and write artifacts; trials use it in
-programs that have no boto3.
+Where: agents use it with the plan's own endpoint and key to fetch channels and write artifacts; the debugger's trials
+use it in programs that have no boto3.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class ObjectStore:
     """An S3 endpoint; safe for many threads at once. Close it to end its threads and connections.
 
     Args:
-        endpoint: URL, region and key; the URL's path, if any, is kept in front of buckets.
+        endpoint: URL, region and key; the URL's path, if any, is put in front of the bucket's name.
         timeout_s: timeout in seconds for connecting and for each pause within an answer.
         attempts: number of attempts of each request, including the first.
         clock: gives the time for signatures of requests.
-        sleep: waits between attempts, by default until `close` at most; tests pass their own.
+        sleep: waits between attempts; the default also ends at `close`, and tests pass their own.
         session_token: session token of a temporary key.
         authorities: a file of certificates to trust instead of this machine's.
     Raises: every method raises ObjectStoreError when the store refused (fault USER) or did not answer (fault

@@ -1,8 +1,8 @@
 """Time for signing requests: this machine's clock, corrected by the store's time after a refused signature.
 
-Where: `exchange` signs with this time. A store refuses signatures whose time differs from its own by 15 minutes: a host
-whose clock is wrong, or is set while a job runs, could not store objects. AWS's own clients learn the time in the same
-way.
+Where: `exchange` signs with this time. A store refuses signatures whose time differs from its own by 15 minutes:
+without this correction, a host whose clock is wrong, or is set while a job runs, could not store objects. AWS's own
+clients learn the time in the same way.
 """
 
 from __future__ import annotations

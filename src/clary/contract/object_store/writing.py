@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # in typing since Python 3.11
 
 PART_BYTES = 16 << 20  # S3 accepts parts of 5 MiB to 5 GiB
-_PARTS_A_SIZE = 1000  # number of parts after which the part size doubles: 10,000 parts then hold over S3's 5 TiB
+# number of parts after which the part size doubles: 10,000 parts then hold more than S3's limit of 5 TiB
+_PARTS_A_SIZE = 1000
 _MAX_PENDING_PARTS = 4  # parts in flight, each in memory
 _MD5_HEX_LENGTH = 32
 _CRC32_HEADER = "x-amz-checksum-crc32"
@@ -79,7 +80,7 @@ class ObjectWriter:
             self.abort()
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Write `data` and return its length. Raises: ObjectStoreError, also for an earlier part."""
+        """Write `data` and return its length. Raises: ObjectStoreError, also if an earlier part failed."""
         self._buffer += data
         self.size_bytes += len(data)
         while len(self._buffer) >= (size := self._part_bytes()):

@@ -19,7 +19,7 @@ OF_HOOKS = _OF_BOTH | {"save_all", "include_workers", "dry_run", "export_tensorb
 
 
 def parameter_problem(parameters: Mapping[str, str], known: frozenset[str]) -> str:
-    """Return why a hook would refuse one of the parameters, the first such, or an empty text."""
+    """Return why a hook would refuse the first unacceptable parameter; empty if all are acceptable."""
     for name, value in parameters.items():
         if name not in known:
             return f"has {name!r}; it may have {', '.join(sorted(known))}"

@@ -184,7 +184,7 @@ def refusals(
 
 
 def server_style(image: str) -> ServerStyle:
-    """Return how images with a name start parameter servers; names without a framework count as TensorFlow."""
+    """Return how the image with this name starts parameter servers; TensorFlow's way if it names no framework."""
     name = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
     if "mxnet" in name:
         return ServerStyle.MXNET
@@ -224,7 +224,8 @@ def warnings(
             "only by SM_HOSTS. If you did set distribution, its key is misspelt: the SDK drops keys that it does not "
             f"know without a word. {MEANT_BY_GUIDES}"
         )
-    is_tensorflow = server_style(image) is ServerStyle.TENSORFLOW  # on PyTorch, the hosts report that it has no servers
+    # on PyTorch, the hosts report that PyTorch has no parameter servers
+    is_tensorflow = server_style(image) is ServerStyle.TENSORFLOW
     if distribution.kind is DistributionKind.PARAMETER_SERVER and num_hosts == 1 and is_tensorflow:
         found.append(
             "parameter_server with one host: TensorFlow runs the program plainly, without TF_CONFIG, as on SageMaker"

@@ -1,8 +1,8 @@
 r"""Hyperparameters: two dialects of values, the platform's keys, and the command line that scripts parse.
 
-Where: the service reads the platform's keys when it validates a request and draws a plan; agents turn the user's keys
-into SM_HP_* variables and arguments of the program. The strings themselves are passed on unchanged: this module parses
-only copies.
+Where: the service reads the platform's keys when it validates a request and makes a launch plan; agents turn the user's
+keys into SM_HP_* variables and arguments of the program. The strings themselves are passed on unchanged: this module
+parses only copies.
 
 Two dialects share one rule, "JSON if it parses, else the string itself": framework estimators of SDK v2 encode each
 value as JSON (`"\"abc\""`, `"true"`), generic estimators and SDK v3 send `str(value)` (`"abc"`, `"True"`).
@@ -34,7 +34,7 @@ MIXED_PRECISION_VARIABLE = "CLARY_AMP"
 COMPILE_VARIABLE = "CLARY_COMPILE"
 COMPILE_DEBUG_VARIABLE = "CLARY_COMPILE_DEBUG"  # folder for the output of torch.compile
 
-LEAST_HOST_SHARE = 0.01  # the kernel's finest limit of processor time
+LEAST_HOST_SHARE = 0.01  # the kernel's smallest limit of processor time
 
 # Keys that toolkits consume themselves. Every other `sagemaker_*` key is a framework parameter (a launcher's setting),
 # and every key without this prefix is the user's.
@@ -101,7 +101,7 @@ def is_enabled(hyperparameters: Mapping[str, str], name: str) -> bool:
 
 
 def host_share(hyperparameters: Mapping[str, str]) -> float:
-    """Return the fraction of each host that the job gets: above 0 and up to 1; 1 by default.
+    """Return the fraction of each host that the job gets: from `LEAST_HOST_SHARE` to 1; 1 by default.
 
     Raises: ValueError with a sentence for any other value.
     """
@@ -134,8 +134,8 @@ def model_parallel_parameters(hyperparameters: Mapping[str, str]) -> dict[str, A
 def cli_arguments(hyperparameters: Mapping[str, str]) -> tuple[str, ...]:
     """Return the user's hyperparameters as arguments of the program, in the toolkit's form.
 
-    Names are sorted, one-letter names get one dash; objects become `k=v,k2=v2`, lists their Python form (`[1, 2]`),
-    true and false `True` and `False`, null the empty string.
+    Names are sorted, one-letter names get one dash. Objects become `k=v,k2=v2`, lists become their Python form (`[1,
+    2]`), true and false become `True` and `False`, and null becomes the empty string.
     """
     values = user_values(hyperparameters)
     arguments: list[str] = []

@@ -59,7 +59,8 @@ def s3_uri_problem(uri: str) -> str | None:
 def code_source_problem(source: str) -> str | None:
     """Return why an address cannot be the source of a job's code.
 
-    An agent may read more files than the job, so only the job's own paths of the machine are allowed.
+    An agent may be able to read files that the job may not read. So the only paths of the machine that are allowed are
+    the job's own.
     """
     if source.startswith(S3_SCHEME):
         problem = s3_uri_problem(source)
@@ -107,7 +108,7 @@ def local_folder_problem(member: str, local_path: str, *, is_mirrored: bool = Fa
 
 
 def real_folder_problem(member: str, local_path: str, *, is_mirrored: bool = False) -> str | None:
-    """Return the problem of a folder's path with links of this machine followed, or None.
+    """Return the problem of a folder's path after this machine's links are followed, or None.
 
     For example, /var/run leads to /run. Paths below /opt/ml belong to the host, also if the machine has an /opt/ml. The
     rules are those of `local_folder_problem`; the machine's links lead to the same paths inside hosts.

@@ -58,7 +58,7 @@ NEARNESS = 0.8  # cutoff of difflib: one or two letters of a name may differ
 
 
 def warnings(hyperparameters: Mapping[str, str], *, has_command: bool) -> tuple[str, ...]:
-    """Return a sentence on each key of the platform that no launcher reads, and on each switch without its effect.
+    """Return a sentence on each platform key that no launcher reads, and on each switch that has no effect.
 
     Args:
         hyperparameters: as the request gave them.

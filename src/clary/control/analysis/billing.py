@@ -91,7 +91,7 @@ def whole_seconds(time: timedelta) -> int:
 
 
 def billable_seconds(training_s: int, fraction: float) -> int:
-    """Return the billable seconds if `training_s` costs `fraction` of its price; at least one."""
+    """Return the billable seconds of `training_s`, at least one, if `fraction` of its price is charged."""
     return max(1, round(training_s * fraction))
 
 
@@ -101,7 +101,7 @@ def savings_percent(training_s: int, billable_s: int) -> float:
 
 
 def _stretches(job: TrainingJob, now: datetime) -> Iterator[tuple[datetime, datetime]]:
-    """Yield begin and end of each attempt's training time."""
+    """Yield the start and end of each attempt's training time."""
     last_end = job.transitions[-1].ended_at if job.is_terminal and job.transitions else None
     ends = [*(attempt.ended_at for attempt in job.past_attempts), last_end or now]
     began: dict[int, datetime] = {}

@@ -34,12 +34,12 @@ CATEGORIES = {
 
 
 def category(verdict: str) -> str:
-    """Return a verdict as a category; `unknown` for jobs from releases without verdicts."""
+    """Return the category of a verdict; `unknown` for jobs of older releases, which recorded no verdicts."""
     return CATEGORIES[Verdict(verdict)] if verdict else "unknown"
 
 
 def hint(words: str, *, channels: Sequence[str] = ()) -> str:
-    """Return advice on a failure, or an empty text without certainty.
+    """Return advice on a failure, or an empty text if the cause is not certain.
 
     Args:
         words: the failure's text and the program's previous lines, separated by newlines.

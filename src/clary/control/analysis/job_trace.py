@@ -112,7 +112,7 @@ def _root(job: TrainingJob, trace_id: str, root_id: str, *, end: datetime, num_l
 
 
 def _attempts(job: TrainingJob, end: datetime) -> dict[int, tuple[datetime, datetime, dict[str, str]]]:
-    """Return number -> begin, end, and the kind and reason of an early end."""
+    """Return attempt number -> start, end, and the kind and reason of an early end."""
     begins: dict[int, datetime] = {}
     for row, index in zip(job.transitions, attempts_of_rows(job.transitions), strict=True):
         begins.setdefault(index + 1, row.started_at)
@@ -127,7 +127,7 @@ def _attempts(job: TrainingJob, end: datetime) -> dict[int, tuple[datetime, date
 
 
 def _attempt_at(attempts: Mapping[int, tuple[datetime, datetime, Mapping[str, str]]], moment: datetime) -> int | None:
-    """Return the newest attempt that had begun; None before the first."""
+    """Return the number of the newest attempt that had begun at `moment`; None before the first."""
     begun = [number for number, (start, _, _) in attempts.items() if start <= moment]
     return max(begun, default=None)
 

@@ -18,8 +18,9 @@ from clary.contract.stack_dumps import CollectiveCall, CollectiveGroup, HostDump
 _HASH_CHARACTERS = 40  # torch names some groups by a digest of their ranks
 _SHOWN_CHARACTERS = 12
 _FINISHED = "finished"
-_LOOKED_BACK = 16  # operations; records hold fewer
-# Backends whose operations have ended when a wait for them returns; with other backends they are only queued then.
+_LOOKED_BACK = 16  # number of earlier operations that are compared; records hold fewer
+# Backends whose operations have ended when a wait for them returns; with other backends, the operations are only queued
+# by then.
 _ENDED_WHEN_WAITED_FOR = frozenset({"gloo", "mpi", "smddp"})
 # Operations that ranks may mix in one call: they are different names of the same operation.
 _FAMILIES = {
@@ -41,7 +42,7 @@ class RankCall:
         pid: process id; 0 for a process that has ended.
         call: the operation in which the rank waits, else its newest; None if it has not entered an operation.
         is_behind: whether other ranks of the group have entered more operations.
-        differs: whether most other ranks have another operation under that number.
+        differs: whether the rank called another operation than most ranks did under the same number.
     """
 
     host: str
@@ -144,7 +145,7 @@ class _Table:
         return {rank: calls[number] for rank, calls in self.calls.items() if number in calls}
 
     def signatures(self, number: int) -> dict[tuple[str, str, int], list[int]]:
-        """Return rank lists by their call under a number, the most common call first."""
+        """Return call -> the ranks that made it under a number, the most common call first."""
         calls = self.at(number)
         # Elements are counted differently under each name of an operation.
         names = {call.operation for call in calls.values()}
@@ -158,7 +159,7 @@ class _Table:
         return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[1])))
 
     def has_ended_well(self, number: int) -> bool:
-        """Whether an operation has ended on all ranks that record it: then its differences blocked no rank.
+        """Whether an operation has ended on all ranks that record it: then differing calls blocked no rank.
 
         Known only for backends whose operations have ended when a wait for them returns.
         """
@@ -322,7 +323,8 @@ def _about(tables: Sequence[_Table], ranks: Iterable[_Rank]) -> dict[int, str]:
 def _cleared(tables: Sequence[_Table], disagreements: Iterable[Disagreement], crossing: set[int]) -> frozenset[int]:
     waits = _waits(tables)
     waited_for = {other for _, behind in waits.values() for other in behind}
-    # A rank with a different operation does not explain waits, and is not cleared if no operation has a majority.
+    # Waits without a rank that is behind clear no rank. Ranks with a different operation are not cleared either;
+    # without a majority, any rank may be the different one.
     if not waited_for or any(not found.odd for found in disagreements):
         return frozenset()
     odd = {rank for found in disagreements for rank in found.odd}

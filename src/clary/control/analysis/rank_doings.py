@@ -11,8 +11,8 @@ from enum import StrEnum
 
 from clary.contract.stack_dumps import MAX_FRAMES, CollectiveCall, Frame, ProcessDump, ThreadStack
 
-# Files whose innermost call waits for other ranks. Other files of torch.distributed are on the stacks of programs that
-# compute: elastic's `record`, FSDP, tensor parallelism, checkpoints.
+# Files that contain the innermost call while a thread waits for other ranks. Other files of torch.distributed are on
+# the stacks of programs that compute: elastic's `record`, FSDP, tensor parallelism, checkpoints.
 _COLLECTIVE_FILES = (
     "torch/distributed/distributed_c10d.py",
     "torch/distributed/_functional_collectives.py",
@@ -40,7 +40,7 @@ _GPU_WAITS = ("nvidia_", "uvm_", "os_acquire_", "rm_ioctl", "_nv")
 _ENGINE_CODE = "torch::autograd::"  # in names of native functions of a thread that computes a backward pass
 _ENGINE_RESTS = "ReadyQueue::pop"  # in such a thread while it has no work
 _THREAD_STARTER = "_bootstrap"  # outermost call of threads that Python has started
-_BETWEEN = ("threading.py", "selectors.py", "socket.py", "queue.py")  # innermost files of waits
+_BETWEEN = ("threading.py", "selectors.py", "socket.py", "queue.py")  # files of the innermost calls of waits
 _BACKWARD = "_engine_run_backward"  # torch/autograd/graph.py; its callees are native
 _WRAPPERS = frozenset({"wrapper", "inner", "_wrap", "wait", "synchronize"})  # functions that only call another
 _LOADER_FILES = ("torch/utils/data/",)
@@ -58,9 +58,13 @@ _FILE_WAITS = (
     "jbd2",
 )
 _UNINTERRUPTIBLE = "D"
-FEW_WAITS = 3  # waits of a main thread while it is watched: a blocked thread wakes occasionally to check
-_SOME_CPU = 0.2  # share of the time in which it was watched
-_MOSTLY = 0.6  # share of that time; a mostly blocked thread waits less for a processor, even on a busy machine
+# a main thread with fewer waits while it is watched is blocked: a blocked thread wakes occasionally to check processor
+# time as a
+FEW_WAITS = 3
+_SOME_CPU = 0.2  # share of the time in which the process was watched
+# share of that time in which its busiest thread ran or waited for a processor; a mostly blocked thread waits less for a
+# processor, even on a busy machine
+_MOSTLY = 0.6
 _SOME_BYTES = 64 * 1024  # bytes moved while it was watched
 _HELD_S = 0.5  # records are read before stacks: a rank that has just entered may have left by then
 

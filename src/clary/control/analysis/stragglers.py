@@ -27,8 +27,9 @@ CLEAR_SHARE = 0.2
 MOST_STEPS_APART = 1.5  # largest ratio of a rank's mean step to the median of the others
 LEAST_MOMENTS = 3  # moments at which at least two ranks were measured
 LEAST_VOTES, CLEAR_VOTES = 2 / 3, 0.9  # share of the moments at which a straggler was slow by half of LEAST_SHARE
-REFUSED_PERCENT = 20.0  # percent of a processor that a host is refused beyond the others' hosts
-LEAST_COMMUNICATION = 0.2  # share of a step from which on the network matters
+# percent of one processor by which a host is refused more than the other hosts are communication's
+REFUSED_PERCENT = 20.0
+LEAST_COMMUNICATION = 0.2  # share of a step from which on the network is examined
 RTT_FACTOR, CLEAR_RTT_FACTOR = 4.0, 10.0
 RTT_EXCESS_MS = 2.0  # hosts of one job are a fraction of a millisecond apart
 PAIR_RTT_MS = 10.0  # for jobs of two hosts, where no third host allows a comparison
@@ -48,7 +49,7 @@ _WORDS = {
 
 
 class StragglerKind(StrEnum):
-    """Why a job's steps are slow at one place."""
+    """Why a job's steps are slow on one host."""
 
     COMPUTE = "compute"
     INPUT = "input"
@@ -107,9 +108,9 @@ class RankSteps:
 class HostFacts:
     """Medians of a host's measurements over the same stretch; None for unmeasured values."""
 
-    refused_percent: float | None = None  # processor time that the host's limit refused; one processor is 100
+    refused_percent: float | None = None  # processor time that the host's limit refused, in percent of one processor
     rtt_ms: float | None = None  # round trip to the nearest other host
-    resent_percent: float | None = None  # share of the segments that it sends
+    resent_percent: float | None = None  # share of the host's sent segments that are retransmissions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,12 +133,13 @@ class StragglerVerdict:
     """Verdict on a job: the slow host, its slow ranks and the reason, or no slow host.
 
     Attributes:
-        host: the slow host; empty if no host is slow, and if two are equally late.
-        ranks: slow ranks of that host; empty for the network.
+        host: the slow host; empty if no single host is slow, as with a slow link between two hosts.
+        ranks: slow ranks of that host; empty if the reason is the network.
         text: the verdict in a sentence.
         evidence: sentences.
         confidence: `high` or `medium`; empty if no rank is slow.
-        lost_s: seconds of each step that would be saved if the host were as fast as the others; 0 for the network.
+        lost_s: seconds of each step that would be saved if the host were as fast as the others; 0 if the reason is the
+            network.
     """
 
     kind: StragglerKind
@@ -150,7 +152,7 @@ class StragglerVerdict:
 
     @property
     def is_found(self) -> bool:
-        """Whether a rank is accused."""
+        """Whether a slow rank or a slow network was found."""
         return self.kind not in (StragglerKind.NOBODY, StragglerKind.UNKNOWN)
 
 

@@ -60,7 +60,7 @@ class _Attempt:
 
     facts: Mapping[str, HostFacts]  # facts of each host, at the attempt's end or now
     ended_at: datetime | None = None  # when the hosts of an attempt that ended early were released
-    loss: TimePart | None = None  # use of the time that no checkpoint holds; None: all work is kept
+    loss: TimePart | None = None  # part that counts the time whose work no checkpoint holds; None: all work is kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ _NEVER = datetime.max.replace(tzinfo=UTC)
 # A host that has not connected this long after the last connected host, or after the programs' start, takes part in no
 # rendezvous: not every program uses the master port. The time is longer than a cold import.
 _PATIENCE = timedelta(minutes=5)
-_LONGEST_S = 1e9  # largest timing: a value above thirty years was not measured
+_LONGEST_S = 1e9  # largest accepted timing; a value above thirty years cannot be a measurement
 
 
 def cut_time(job: TrainingJob, *, now: datetime) -> dict[str, tuple[Stretch, ...]]:
@@ -175,12 +175,12 @@ def _of_host(name: str, pieces: list[_Piece]) -> Iterator[Stretch]:
 
 
 def _preparation(facts: HostFacts | None, piece: _Piece) -> Iterator[Stretch]:
-    """Cut the preparation by its timings, which all count from its begin; overlapping steps count once."""
+    """Cut the preparation at its timings, which all count from its start; overlapping steps count once."""
     timings = {} if facts is None else facts.timings_s
     downloaded = (piece.start + _downloaded(timings), TimePart.DOWNLOADING)
     restored = (piece.start + _restored(timings), TimePart.RESTORING)
     installed = (piece.start + _prepared(timings), TimePart.INSTALLING)
-    if not timings:  # only the order to prepare is known of the host
+    if not timings:  # the only known fact about the host is the order to prepare
         yield from _cut(piece, rest=TimePart.DOWNLOADING)
     elif piece.is_prepared:
         slowest = max(_prepared(other.timings_s) for other in piece.attempt.facts.values())
@@ -350,7 +350,7 @@ def _failure_time(facts: HostFacts) -> datetime | None:
 
 
 def _committed_at(attempt: _Attempt) -> datetime | None:
-    """Return when an attempt's last checkpoint sets were complete: the latest time of the hosts that took sets."""
+    """Return when an attempt's last checkpoint sets were complete: the latest time among hosts with sets."""
     return max((at for facts in attempt.facts.values() if (at := _stored_at(facts))), default=None)
 
 

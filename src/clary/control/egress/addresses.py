@@ -1,9 +1,9 @@
 """Kinds of IP addresses: public and forbidden addresses, and addresses embedded in other addresses.
 
-Where: `entries` refuses entries by it, and `policy` checks every resolved address with it. Pure; `own_addresses` finds
-this machine's addresses.
+Where: `entries` uses it to refuse entries, and `policy` checks every resolved address with it. Pure; `own_addresses`
+finds this machine's addresses.
 Source: IANA special-purpose address registries for IPv4 and IPv6; RFC 6052 (NAT64), RFC 5214 (ISATAP), RFC 3056 (6to4);
-documents of the clouds for their metadata services.
+the cloud providers' documentation of their metadata services.
 """
 
 from __future__ import annotations

@@ -87,9 +87,13 @@ def parse_entry(text: str) -> Reachable:
     if isinstance(network, ipaddress.IPv6Network) and network.num_addresses == 1:
         network = ipaddress.ip_network(plain(str(network.network_address)))
     if network.num_addresses == 1 and is_never(network.network_address):
-        raise ValueError(f"{text!r}: clouds keep credentials at such addresses, or they are no service's; remove it")
+        raise ValueError(
+            f"{text!r}: such addresses serve cloud credentials or do not identify a single machine; remove the entry"
+        )
     if network.is_loopback and (port is None or network.num_addresses != 1):
-        raise ValueError(f"{text!r}: a service of this machine needs one address and a port, like 127.0.0.1:8088")
+        raise ValueError(
+            f"{text!r}: an entry for a service of this machine needs one address and a port, like 127.0.0.1:8088"
+        )
     return Reachable("", network, port)
 
 

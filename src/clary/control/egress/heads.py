@@ -1,6 +1,7 @@
 """Strict parser of the head of a request to the proxy.
 
-Where: `connect_proxy` reads a head and parses it with this module; `forwarding` sends the head for http://. Pure.
+Where: `connect_proxy` reads a head and parses it with this module; `forwarding` uses it to write the heads of http://
+requests and of their answers. Pure.
 Source: RFC 9110 (CONNECT, hop-by-hop fields), RFC 9112 (absolute form, message framing).
 """
 
@@ -18,7 +19,8 @@ _CONNECT = re.compile(rf"CONNECT {_HOST}:([0-9]{{1,5}}) HTTP/1\.[01]")
 _ABSOLUTE = re.compile(
     rf"([A-Z]{{1,20}}) [Hh][Tt][Tt][Pp]://{_HOST}(?::([0-9]{{1,5}}))?([/?][\x21-\x7e]*)? HTTP/1\.[01]"
 )
-# No pattern can match the same blanks in two ways: otherwise a head of blanks would take hours (docs/adr/0049).
+# No pattern can match the same blanks in two ways: otherwise the match of a head full of blanks would take hours
+# (docs/adr/0049).
 _FIELD = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t\x20-\x7e\x80-\xff]*)")
 _STATUS_LINE = re.compile(r"HTTP/1\.[01] ([1-9][0-9]{2})(?: [\t\x20-\x7e\x80-\xff]*)?")
 # Hop-by-hop headers, which are not forwarded; the target is told by `Connection: close` that its answer is the last.
@@ -65,7 +67,7 @@ def read_request(head: bytes) -> Asked:
         return Asked(name=_name(tunnel[1]), port=_port(tunnel[2]))
     plain = _ABSOLUTE.fullmatch(first)
     if plain is None or plain[1] == "CONNECT":
-        raise BadHead("this proxy answers CONNECT HOST:PORT only, and requests of http:// for what it may reach")
+        raise BadHead("this proxy answers only CONNECT HOST:PORT and, for targets that it may reach, http:// requests")
     path = plain[4] or "/"
     return Asked(
         name=_name(plain[2]),
@@ -91,7 +93,7 @@ def answer_head(head: bytes) -> tuple[int, bytes]:
     first, *lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     status = _STATUS_LINE.fullmatch(first)
     if status is None:
-        raise BadHead("what listens there does not speak HTTP")
+        raise BadHead("the target does not speak HTTP")
     fields = _end_to_end(_fields(lines))
     is_last = not status[1].startswith("1")
     return int(status[1]), _written(first, [*fields, ("Connection", "close")] if is_last else fields)
@@ -106,12 +108,12 @@ def body_length(asked: Asked) -> int | None:
     codings = [value.lower() for name, value in asked.fields if name.lower() == "transfer-encoding"]
     if codings:
         if codings != ["chunked"] or lengths:
-            raise BadHead("a body comes with one Content-Length, or with Transfer-Encoding: chunked alone")
+            raise BadHead("a body needs either one Content-Length, or only Transfer-Encoding: chunked")
         return None
     if not lengths:
         return 0
     if len(lengths) > 1 or not re.fullmatch(rf"[0-9]{{1,{MAX_LENGTH_DIGITS}}}", lengths[0]):
-        raise BadHead("a body comes with one Content-Length that is a number")
+        raise BadHead("a body needs exactly one Content-Length, which must be a number")
     return int(lengths[0])
 
 
@@ -131,7 +133,7 @@ def _fields(lines: list[str]) -> Fields:
     for line in lines:
         field = _FIELD.fullmatch(line)
         if field is None:
-            raise BadHead("a header is no `Name: value`")
+            raise BadHead("a header line does not have the form `Name: value`")
         fields.append((field[1], field[2].strip(" \t")))
     return fields
 

@@ -51,5 +51,5 @@ def user_of(client: object, end: object) -> int | None:
 
 
 def is_own_client(client: object, end: object) -> bool:
-    """Whether a client on this machine is this process's user, or root."""
+    """Whether a client on this machine belongs to this process's user, or to root."""
     return user_of(client, end) in (0, os.geteuid())

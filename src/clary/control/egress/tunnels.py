@@ -56,7 +56,7 @@ async def until_idle(work: asyncio.Future[Any], activity: Activity) -> None:
     try:
         await asyncio.wait([work, watch], return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
-            raise TimeoutError("nothing passed for too long")
+            raise TimeoutError("no bytes were transferred for too long")
         work.result()
     finally:
         for task in (work, watch):
@@ -65,7 +65,7 @@ async def until_idle(work: asyncio.Future[Any], activity: Activity) -> None:
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, activity: Activity) -> None:
-    """Copy until the end and forward the end; the other direction stays open.
+    """Copy bytes until the stream ends, and forward its end; the other direction stays open.
 
     A broken connection is not forwarded as an end: the caller closes the other connection.
 

@@ -23,7 +23,7 @@ from clary.base.errors import EngineError, Fault
 from clary.control.engines.image_tags import RULES, Rule, Wanted, rule_for, wanted_by
 
 FOLDER = "environments"
-MAKE_TIMEOUT_S = 1800.0  # torch with CUDA has gigabytes
+MAKE_TIMEOUT_S = 1800.0  # torch with CUDA is gigabytes in size
 _MARKER = "clary.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # modules whose distribution has another name
@@ -56,7 +56,7 @@ class AddedEnvironment:
 
 
 def added_environments(home: Path) -> tuple[AddedEnvironment, ...]:
-    """Return the environments below a state folder that are complete, by name."""
+    """Return the complete environments below a state folder, sorted by name."""
     found = []
     for marker in sorted((home / FOLDER).glob(f"*/{_MARKER}")):
         try:
@@ -80,14 +80,14 @@ def parse_wish(text: str) -> tuple[str, Wanted]:
     if rule is None or not rule.module:
         known = ", ".join(sorted({*_SHORT_NAMES, *(one.pattern for one in RULES if "*" not in one.pattern)}))
         raise EngineError(
-            f"no framework is known by the name {repository!r}; write FRAMEWORK:VERSION-pyVERSION, as "
-            f"pytorch:2.8-py312, or an image of AWS's. Known are: {known}",
+            f"no framework is known by the name {repository!r}; write FRAMEWORK:VERSION-pyVERSION, such "
+            f"as pytorch:2.8-py312, or the name of an AWS image. Known names: {known}",
             fault=Fault.USER,
         )
     name = "-".join(part for part in (repository, tag) if part)
     if not _NAME.fullmatch(name):
         raise EngineError(
-            f"{text!r} makes no name for a folder: letters, digits, . _ - and 100 at most", fault=Fault.USER
+            f"{text!r} cannot become the name of a folder: use at most 100 letters, digits and . _ -", fault=Fault.USER
         )
     return name, wanted_by(rule, tag)
 
@@ -214,7 +214,9 @@ def _alone(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise EngineError(f"another `clary environments` works on {path.name[1:-5]}; wait for it") from error
+            raise EngineError(
+                f"another `clary environments` command is changing {path.name[1:-5]}; wait until it has finished"
+            ) from error
         yield
 
 

@@ -49,7 +49,7 @@ RULES = (
     Rule("sagemaker-distribution*", ""),
 )
 
-# The framework's version at the begin of a tag: 2.8.0-gpu-py312, 1.2-1-cpu-py3.
+# The framework's version at the start of a tag: 2.8.0-gpu-py312, 1.2-1-cpu-py3.
 _TAG_VERSION = re.compile(r"^([0-9]+(?:\.[0-9]+){1,2})(?![0-9.])")
 _TAG_PYTHON = re.compile(r"(?:^|-)py([23])([0-9]{1,2})(?=-|$)")
 _TAG_EXTRA = re.compile(r"(?:^|-)transformers([0-9]+(?:\.[0-9]+){1,2})(?=-|$)")
@@ -97,17 +97,18 @@ def choose_environment(
 ) -> Choice | None:
     """Return the environment that is most similar to an image.
 
-    Compared are the framework's version (major.minor), then the interpreter's, then the rest of the framework's
+    The framework's version (major.minor) is compared first, then the interpreter's, then the rest of the framework's
     version, then further modules. The default environment is chosen if no other is more similar.
 
     Args:
         wanted: the image's modules and versions.
-        modules_by_name: environment -> module -> version; `PYTHON` among them.
+        modules_by_name: environment -> module -> version; the modules include `PYTHON`.
         default: name of the default environment, which may be missing.
     Returns: None if no environment has the framework in the tag's version; the default environment is then used despite
     the difference.
     """
-    names = sorted(modules_by_name, key=lambda name: (name != default, name))  # of equal names, min takes the first
+    # among equally similar environments, min takes the first
+    names = sorted(modules_by_name, key=lambda name: (name != default, name))
     fitting = [name for name in names if _fits(wanted, modules_by_name[name])]
     if not fitting:
         return None
@@ -137,7 +138,7 @@ def differences(wanted: Wanted, modules: Mapping[str, str]) -> Sequence[str]:
 
 
 def variables_like(wanted: Wanted, modules: Mapping[str, str]) -> tuple[Mapping[str, str], str]:
-    """Return the variables that make an environment more like an image, and a sentence on the change, or why not.
+    """Return variables that make an environment more like an image, and a sentence on their effect or obstacle.
 
     TensorFlow's images before 2.16 have Keras 2. Later versions of TensorFlow have Keras 3 under the same names
     `tf.keras` and `keras`, unless TF_USE_LEGACY_KERAS is set and the package tf_keras is installed.

@@ -140,7 +140,7 @@ def default_python(settings: Settings, probe: Probe) -> str | None:
 
 
 def no_torch(probe: Probe) -> str:
-    """Return a sentence that no Python on this machine has torch, with the command that installs it."""
+    """Return a sentence saying that no Python on this machine has torch, with the command that installs it."""
     return (
         f"no Python with {WANTED_MODULE} was found; to have one, run: {probe.install_command(*TORCH_PACKAGES)} "
         f"(without a GPU, {probe.cpu_build_option()} at its end takes the build without CUDA, a tenth of the size; the "

@@ -52,7 +52,7 @@ class HostState:
     """An engine's knowledge of one host that it provided."""
 
     is_alive: bool  # whether the agent runs, or may run; False if it was never started
-    why_dead: str = ""  # reason, if the engine knows more than the end of the agent
+    why_dead: str = ""  # reason of the end, if the engine knows more than that the agent has ended
     capacity_ends: CapacityEnds | None = None  # set if the engine reclaims the host
     cut_off: CutOff | None = None  # set if the host has lost its network, though its agent may still report
 
@@ -113,7 +113,7 @@ class Engine(Protocol):
         """Return this service's attempts and pools that are not released, even if its database lacks them."""
 
     async def set_aside(self, job_name: str) -> str:
-        """Move the folder of a released job that is missing from the database aside; return its new path.
+        """Move aside the folder of a released job that is missing from the database; return its new path.
 
         The job's name can then be used again.
         """

@@ -127,7 +127,7 @@ class InterpreterProbe:
         except ValueError as error:
             said = done.stderr.strip()[-500:]
             raise EngineError(
-                f"{python} is no Python that works, it ended with exit code {done.returncode}: {said}", fault=Fault.USER
+                f"{python} is not a working Python: it ended with exit code {done.returncode}: {said}", fault=Fault.USER
             ) from error
 
 

@@ -1,6 +1,7 @@
 """Evaluation of a plan over lines: keeps rows or groups in bounded memory, and returns the rows of the answer.
 
-Where: the query desk passes every line of the time range to it, in slices and from a thread, then reads the rows.
+Where: `services.query_desk` passes every line of the time range to it, in slices and from a thread, then reads the
+rows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from clary.control.insights.values import Value, number_of, sort_key, text_of, t
 MAX_RESULT_CHARACTERS = 8 << 20
 MAX_GROUPS = 10_000
 MAX_DISTINCT = 100_000  # values that count_distinct stores, over all groups
-_SPARE_ROWS = 1_000  # rows above the limit that are collected before the last rows in order are dropped
+_SPARE_ROWS = 1_000  # rows above the limit that are collected before the rows that come last in the order are dropped
 _CELL_CHARACTERS = 40  # approximate cost of a cell besides its text
 
 Row = tuple[tuple[str, str], ...]  # pairs of column name and value
@@ -25,7 +26,7 @@ Key = tuple[int, float, str]
 
 @dataclass(frozen=True)
 class _Kept:
-    # Only the data of the row, not its line: messages are long, and their objects longer.
+    # Only the data of the row, not its line: messages are long, and objects parsed from them are larger.
     kept_keys: tuple[Key, ...]
     shown_keys: tuple[Key, ...]
     cells: Row
@@ -175,7 +176,8 @@ class _Budget:
         self.left -= amount
         if self.left < 0:
             raise QueryTooLarge(
-                f"count_distinct met more than {MAX_DISTINCT} values: group by less, or filter in front"
+                f"count_distinct met more than {MAX_DISTINCT} values: group by fewer fields, or put a filter "
+                "in front of it"
             )
 
 

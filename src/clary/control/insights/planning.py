@@ -1,7 +1,7 @@
 """Turns commands into a plan: the conditions on lines, the rows made of lines, their order and their limit.
 
-Filters before `limit` and `stats` apply to lines, also after `sort`: filtering a sorted list has the same result as
-sorting a filtered list. After `stats`, each command in turn transforms the rows of `stats`. Pure.
+Filters before `limit` and `stats` apply to lines, even if they follow a `sort`: filtering a sorted list has the same
+result as sorting a filtered list. After `stats`, each command in turn transforms the rows of `stats`. Pure.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Counting:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The steps of a query for each line, and at the end.
+    """The steps of a query: steps for each line, and steps after the last line.
 
     Args:
         keeps: conditions that lines have to meet.
@@ -193,7 +193,7 @@ def _stats_plan(
     labels = [column.label for column in columns] + [each.label for each in aggregates]
     if len(set(labels)) < len(labels):
         raise MalformedQuery(
-            "two columns of 'stats' have one name: give one of them another with 'as'",
+            "two columns of 'stats' have the same name: rename one of them with 'as'",
             start=stats.place.start,
             end=stats.place.end,
         )
@@ -227,7 +227,7 @@ def _group_getter(labels: Sequence[str]) -> Callable[[Field | Bin], Callable[[Gr
         label = source.label
         if label not in labels:
             raise MalformedQuery(
-                f"unknown column {label[:80]!r}: behind 'stats' there are {', '.join(labels)[:500]}",
+                f"unknown column {label[:80]!r}: the columns after 'stats' are {', '.join(labels)[:500]}",
                 start=source.place.start,
                 end=source.place.end,
             )

@@ -130,7 +130,7 @@ def _silence_limit_s(job: TrainingJob, limits: Limits) -> float:
 
 
 def _stop_overdue(job: TrainingJob, now: datetime, limits: Limits) -> events.Event | None:
-    """Return the loss of a host whose living agent does not end its program, so that the job's end is not blocked."""
+    """Return a HostLost event if a living agent does not end its program, so that the job can end."""
     if job.stop_ordered_at is None:
         return None
     limit_s = limits.stop_grace_s + KILL_ALLOWANCE_S
@@ -152,7 +152,7 @@ def _upload_due(job: TrainingJob, now: datetime, limits: Limits) -> events.Event
 
 
 def _evidence_due(job: TrainingJob, now: datetime, limits: Limits) -> events.Event | None:
-    """Return the end of the wait for evidence: a host or link that failed first would have been noticed by now."""
+    """Return a NoMoreEvidence event if a host or link that failed first would have been noticed by now."""
     if job.failed_at is None or not attempts.awaits_evidence(job):
         return None
     waited_s = (now - job.failed_at).total_seconds()

@@ -68,7 +68,9 @@ class HostLost:
 
     host: str
     why: str
-    last_sign_at: datetime | None = None  # last time when the host certainly worked; None if no cause depends on it
+    # last time at which the host certainly worked; None if the search for the cause of a failure does not need it None
+    # if no cause depends on it
+    last_sign_at: datetime | None = None
     is_cut_off: bool = False  # whether its link is cut while its agent still reports
 
 
@@ -134,7 +136,10 @@ class PoolReused:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolEnded:
-    """The hosts of the job's warm pool are being ended; those of a job that waits for its next attempt have ended."""
+    """The hosts of the job's warm pool are being ended.
+
+    For a job that waits for its next attempt, they have already ended.
+    """
 
     reason: str
 

@@ -13,17 +13,17 @@ is the cause:
     wrapper  a launcher that reports the failure of its child, or ends with an error after one of its ranks has reported
     the reason
 
-Some ends are noticed late: a host is lost when it has been silent for a while, a killed rank is reaped when its memory
-is free, a GPU error is in the kernel's log before the agent reads it. A rank that catches its peer's error
-and leaves by `sys.exit(1)` then seems to have failed first. So against ranks that may have reacted to it, such an end
-counts from the last time at which it certainly had not happened. Repeatable errors of the code, a memory limit, and a
-death by a signal other than SIGABRT and SIGPIPE are no reactions.
+Some ends are noticed late: a host is lost when it has been silent for a while, a killed rank is reaped only when its
+memory has been freed, a GPU error is in the kernel's log before the agent reads it. A rank that catches its peer's
+error and exits with `sys.exit(1)` then seems to have failed first. So when such an end is compared with failures of
+ranks that may have reacted to it, it is dated to the last time at which it certainly had not happened. Repeatable
+errors of the code, a memory limit, and a death by a signal other than SIGABRT and SIGPIPE never count as reactions.
 
 `failure_words` weighs the texts of processes. A rank started by mpirun is known from its record on its own host, and
 from mpirun's output on mpirun's host; a rank in both counts once, by the earlier report.
 
-A process that the agent has ended counts only by output that it wrote before the first process ended by itself. The
-content of the program's failure file, on any host, replaces the text of the cause.
+For a process that the agent has ended, only the output counts that it wrote before the first process ended by itself.
+The content of the program's failure file, on any host, replaces the text of the cause.
 
 A hardware error of a GPU is the cause of failures that its host reports soon after, unless some rank reports that the
 code itself has failed: a program can also survive a hardware error.
@@ -113,13 +113,13 @@ def answers(moment: Moment, end: Moment) -> bool:
     """Whether a moment may be a program's reaction to an end that was noticed late."""
     if not moment.may_be_answer or end.not_before is None or moment.at < end.not_before:
         return False
-    # Failures reported by an agent happened before the loss of its host, unless a rank, the link or a GPU is what
-    # ended.
+    # An agent reports failures only before its host is lost, so they are no reactions to that loss. But they may be
+    # reactions to the end of a rank, of the link or of a GPU of the host.
     return moment.host != end.host or end.rank is not None or end.is_of_part
 
 
 def moments(hosts: Mapping[str, HostRecord]) -> list[Moment]:
-    """Return all failures that are no consequences of the agent's orders, in the order of time."""
+    """Return, in order of time, all failures except consequences of the agent's orders."""
     ends = [
         item.ended_at
         for record in hosts.values()
@@ -143,8 +143,8 @@ def _of_host(name: str, hosts: Mapping[str, HostRecord], until: datetime | None)
     facts = record.facts
     clues = {clue.rank: clue for clue in sorted(facts.clues, key=lambda clue: clue.at, reverse=True)}
     of_exits = [(item, clues.pop(item.rank, None)) for item in facts.exits]
-    # The remaining clues are of ranks that the program's own launcher has started, here or on another host: the agent
-    # knows their texts, not their exits.
+    # The remaining clues come from ranks that the program's own launcher started, here or on another host: the agent
+    # knows what they reported, not how they ended.
     clues.pop(None, None)
     for item, clue in of_exits:
         if item.exit_code == 0:  # the process survived any error that it printed
@@ -229,7 +229,7 @@ def _stands_alone(facts: HostFacts) -> bool:
 
 
 def _of_exit(name: str, item: ProcessExit, clue: Clue | None, failure: Failure | None) -> Moment:
-    """Return the end of a failed process, by the process's text or by the cause that the agent knows for certain."""
+    """Return the failure of a process, described by its text or by the cause that the agent knows for certain."""
     who = "the program" if item.rank is None else f"rank {item.rank}"
     is_certain = failure is not None and _is_certain(failure) and not item.is_consequence
     said_code = _SAID_CODE.fullmatch(clue.text) if clue is not None and item.is_consequence else None
@@ -245,7 +245,7 @@ def _of_exit(name: str, item: ProcessExit, clue: Clue | None, failure: Failure |
     if failure is not None and is_certain:
         words = failure.message
     elif clue is not None and clue.text != f"SystemExit: exit code {item.exit_code}":
-        words = f"{who if how else words}: {clue.text}"  # the exit code follows in every FailureReason
+        words = f"{who if how else words}: {clue.text}"  # FailureReason always adds the exit code at its end
         weight = weigh(clue.text)
     elif item.signal != signal.SIGKILL and failure is not None and failure.message.startswith(words):
         words = failure.message  # it contains the last line that the process printed
@@ -279,7 +279,7 @@ def _failure_for(item: ProcessExit, facts: HostFacts) -> Failure | None:
 
 
 def _of_clue(name: str, clue: Clue, exit_code: int | None, hosts: Mapping[str, HostRecord]) -> Moment:
-    """Return the end of a rank that the program's own launcher started, by the text of the rank or of the launcher."""
+    """Return the failure of a rank of the program's own launcher, as the rank or the launcher describes it."""
     words, weight = f"rank {clue.rank}: {clue.text}", weigh(clue.text)
     by_signal = _MPIRUN.search(clue.text)
     number = int(by_signal[2]) if by_signal is not None else None
@@ -304,10 +304,12 @@ def _of_clue(name: str, clue: Clue, exit_code: int | None, hosts: Mapping[str, H
 
 
 def _before_reaping(at: datetime, number: int | None) -> datetime | None:
-    """Return a time when a process, whose end by SIGKILL was noticed at `at`, had certainly not ended; else None.
+    """Return a time at which a process killed by SIGKILL had certainly not ended; None for any other end.
 
-    No other signal needs such a time: a lost peer may make a program abort or crash, which is a reaction. SIGKILL is
-    none: only the agent kills a program because of a lost peer, and it marks such ends.
+    `at` is the time when the end was noticed.
+
+    No other signal needs such a time: a lost peer may make a program abort or crash, which is a reaction. A death by
+    SIGKILL is never such a reaction: only the agent kills a program because of a lost peer, and it marks such ends.
     """
     if number != signal.SIGKILL:
         return None

@@ -168,7 +168,7 @@ def _is_praise(finding: HealthFinding, peer: str | None) -> bool:
 def _own_trouble(found: Sequence[HealthFinding]) -> str:
     """Return sentences on the first two bad findings about a host itself, not its links; or an empty text.
 
-    Findings about its routes count only without other findings.
+    Findings about its routes count only if there are no other bad findings about it.
     """
     bad = [item for item in found if item.state is FindingState.BAD]
     own = [item for item in bad if item.peer is None] or [item for item in bad if item.check is Check.ROUTE]

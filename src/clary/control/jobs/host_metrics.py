@@ -35,7 +35,7 @@ def is_due(facts: CheckpointFacts, last: CheckpointFacts | None, *, since_s: flo
     """
     if last is None or since_s >= INTERVAL_S:
         return True
-    # Without this the last value of a host that has caught up would show its old lag until it lags again.
+    # Without this last value, a host that has caught up would appear to keep its old lag until it lags again.
     return not (facts.lag_s or facts.dirty_bytes) and bool(last.lag_s or last.dirty_bytes)
 
 

@@ -1,7 +1,7 @@
 """The next order of each host of a job. Pure.
 
-Where: `transitions` calls it after every event; agents fetch the orders through the gateway. Each new order of a host
-increases the order's number by one, so that an agent which polls again does not execute an order twice.
+Where: `transitions` calls `next_orders` after every event; agents fetch the orders through the gateway. Each new order
+of a host increases the order's number by one, so that an agent which polls again does not execute an order twice.
 
 Results are written in two steps, because hosts share no file system: every host but the leader stages its tree in the
 object store, then the leader merges all trees into the final objects. The leader is the host with the lowest index.

@@ -26,7 +26,8 @@ ARTIFACTS_FOLDER = "trial-component-artifacts"  # folder of the default bucket i
 RUN_ARGUMENT = "--run_in_context"  # argument of functions that `@remote` sends within a Run
 MAX_TEXT = 1 << 20  # characters of a text that are searched for addresses
 
-# An address up to the end of the text, a quote or a character that no address has, or a gap before the next address.
+# An address that extends to the end of the text, to a quote or another character that no address has, or to the gap
+# before the next address.
 _WHOLE = re.compile(
     r"""s3[an]?://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(/[^"'`\\<>|\r\n]*?)?(?=$|["'`\\<>|\r\n]|[\s,;]+s3)"""
 )

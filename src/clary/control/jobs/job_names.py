@@ -15,7 +15,7 @@ _WORD = re.compile(r"(?<![^-_.])(?:[0-9a-f]{6,}|[0-9]+)(?![^-_.])")
 
 
 def stem(name: str) -> str:
-    """Return a name without the times, numbers and hashes at its end; a name without other parts is unchanged."""
+    """Return a name without the times, numbers and hashes at its end, or unchanged if nothing else is left."""
     left = name
     while (last := _LAST_WORD.search(left)) and any(letter.isdigit() for letter in last[1]):
         left = left[: last.start()]

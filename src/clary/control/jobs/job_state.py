@@ -104,7 +104,7 @@ def job_times(job: TrainingJob, *, now: datetime) -> JobTimes:
 
 
 def is_of_queue(job: TrainingJob, index: int) -> bool:
-    """Whether a row Starting belongs to a job for which no hosts had been requested yet."""
+    """Whether a row Starting dates from a time when no hosts had been requested for the job yet."""
     if job.attempt == 0:
         return True
     return index + 1 < len(job.transitions) and job.transitions[index + 1].status is SecondaryStatus.PENDING

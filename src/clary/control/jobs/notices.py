@@ -1,7 +1,7 @@
 """Turns a notice that capacity will end into the event that ends the attempt on that capacity. Pure.
 
-Where: `transitions` calls it when an agent reports a signal; the reconciler calls it when the engine reports first. The
-first notice ends the attempt; later notices change nothing.
+Where: `transitions` calls `of_report` when an agent reports a signal; the reconciler calls `reclaimed` when the engine
+reports first. The first notice ends the attempt; later notices change nothing.
 """
 
 from __future__ import annotations

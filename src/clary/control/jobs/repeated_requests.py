@@ -28,7 +28,7 @@ def repeated(request: Mapping[str, Any], *, name: str, changes: Changes) -> tupl
     """Return the request of the new job, and notes for people on the parts shared with the old job.
 
     Args:
-        request: CreateTrainingJob in AWS spelling, of the old job.
+        request: CreateTrainingJob request of the old job, in AWS spelling.
         name: name of the new job.
         changes: changes to the old request.
 
@@ -48,7 +48,7 @@ def repeated(request: Mapping[str, Any], *, name: str, changes: Changes) -> tupl
         made["Environment"] = {**(made.get("Environment") or {}), **changes.environment}
     resources = dict(made.get("ResourceConfig") or {})
     if resources.get("InstanceGroups") and (changes.instance_type or changes.instance_count):
-        raise ValueError("the job has instance groups: their types and counts are not changed here")
+        raise ValueError("the job has instance groups: their types and counts can not be changed in a repeated job")
     if changes.instance_type:
         resources["InstanceType"] = changes.instance_type
     if changes.instance_count:

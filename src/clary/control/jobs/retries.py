@@ -4,8 +4,8 @@ Where: `attempts` calls `decide` when no process of a failed attempt runs any mo
 InternalServerError alone (RetryStrategy, "the number of times to retry the job when the job fails due to an
 InternalServerError"): a program that fails will fail again.
 
-The pause before an attempt doubles with each consecutive attempt that failed and stored no checkpoint: such a job is
-likely to fail again. A job that has stored a checkpoint is retried at once, even if its hosts were lost often.
+The pause before a retry doubles with each consecutive attempt that has failed without storing a checkpoint: such a job
+is likely to fail again. A job that has stored a checkpoint is retried at once, even if its hosts were lost often.
 """
 
 from __future__ import annotations

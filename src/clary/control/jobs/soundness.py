@@ -1,4 +1,4 @@
-"""Consistency check of a stored job: verifies, when the job is read, the assumptions of all later code. Pure.
+"""Consistency check of a stored job: verifies on every read the facts that all later code assumes. Pure.
 
 Where: the store checks every job that it returns to a caller. A well-formed record can still be damaged: a missing
 member of the request, an impossible time, an unreadable plan.
@@ -15,7 +15,7 @@ from clary.contract.launch_plan import LaunchPlan
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 
-# Machines without a clock of their own begin in 1970 until their clock is set.
+# Machines without a hardware clock start with a time in 1970 and keep it until their clock is set.
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 LATEST = datetime(2200, 1, 1, tzinfo=UTC)
 MAX_ATTEMPT = 2**31 - 1  # largest value of the database's column

@@ -63,7 +63,7 @@ class HostRecord:
     report_number: int = 0
     order: Order | None = None
     lost_why: str = ""  # why a host was lost, or counts as the cause although it still delivers its results
-    last_sign_at: datetime | None = None  # last time when such a host certainly worked
+    last_sign_at: datetime | None = None  # last time at which the lost or blamed host certainly worked
     is_cut_off: bool = False  # whether its link is cut
 
 
@@ -99,7 +99,7 @@ class JobFailure:
     exit_code: int | None = None
     is_own_words: bool = False  # whether the message is the content of the program's failure file
     verdict: str = ""  # value of verdicts.Verdict; empty for a job that failed under a release without verdicts
-    is_of_launch: bool = False  # whether hosts could not be supplied: their later reports are no causes
+    is_of_launch: bool = False  # whether hosts could not be supplied: their later reports never count as causes
     is_retryable: bool = False  # whether the same job can succeed later without a change
     # whether the failure may be a rank's reaction to the loss of a host that has not been reported yet
     may_be_answer: bool = False
@@ -166,7 +166,7 @@ class WarmPool:
 def _begins_with_host(message: str, host: str) -> bool:
     """Whether a message begins by naming its host, as in `algo-1 was lost` and `the agent of algo-1 did not report`.
 
-    Elsewhere in a message the name may be that of a peer or in a path, or a part of another name: algo-1 of algo-10.
+    Elsewhere in a message the name may be that of a peer, or be part of a path or of a longer name: algo-1 in algo-10.
     """
     return re.match(rf"(?:the agent of )?{re.escape(host)}(?![\w.-])", message) is not None
 

@@ -19,7 +19,8 @@ MAX_METRICS = 100  # read from one status
 FRESH_MS = 60_000  # time for which the program's own report takes precedence over its log
 _MOST_STEPS = 10**15
 _MOST_SECONDS = 10 * 365 * 86400
-_SURE_EPOCH = 0.2  # epochs; below it, a reported epoch's two digits are too coarse for the number of epochs
+# epochs; below it, an epoch that is reported with two digits is too coarse to compute the number of epochs
+_SURE_EPOCH = 0.2
 _MS_PER_S = 1000
 
 

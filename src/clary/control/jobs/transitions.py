@@ -188,7 +188,7 @@ def _stop(job: TrainingJob, cause: EndCause, grace_s: float, message: str, now: 
     job = replace(job, end_cause=cause, stop_ordered_at=now)
     if not job.hosts:
         return _finish(job, now)
-    if not job.is_leaving:  # a leaving job ends when its attempt has ended
+    if not job.is_leaving:  # a job whose attempt has ended gets its final status when the hosts are released
         job = replace(job, ending=None)
     job = replace(
         job,

@@ -1,7 +1,7 @@
 """Rules of CreateTrainingJob that the service model lacks. Pure.
 
-Where: `services.sagemaker.training_jobs` calls `check` after the wire has validated shapes, before the job is stored.
-Each rule refuses with the code and, if known, the message of the real service.
+Where: `services.sagemaker.training_jobs` calls `check` after the wire layer has validated the request's shapes and
+before the job is stored. Each rule refuses with the code and, if known, the message of the real service.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from clary.control.jobs.rules import debug_request
 def check(request: Mapping[str, Any], site: Site) -> None:
     """Refuse a request with contradicting members, or with a member that no job of this service can have.
 
-    Raises: WireError(ValidationException) with one sentence that names the change.
+    Raises: WireError(ValidationException) with one sentence that says what to change.
     """
     for reason in judge("CreateTrainingJob", request, site).refusals:
         raise WireError("ValidationException", reason)
@@ -118,7 +118,7 @@ def _check_instances(request: Mapping[str, Any]) -> None:
     names = Counter(group["InstanceGroupName"] for group in groups)
     doubled = [name for name, count in names.items() if count > 1]
     if doubled:
-        raise WireError("ValidationException", f"Instance group names must be unique; {doubled[0]!r} stands twice.")
+        raise WireError("ValidationException", f"Instance group names must be unique; {doubled[0]!r} occurs twice.")
     known = set(names)
     for channel in JobRequest(request).channels:
         for name in channel.instance_groups:
@@ -171,7 +171,7 @@ def _check_channels(request: Mapping[str, Any]) -> None:
     counts = Counter(item["ChannelName"] for item in items)
     doubled = [name for name, count in counts.items() if count > 1]
     if doubled:
-        raise WireError("ValidationException", f"Channel names must be unique; {doubled[0]!r} stands twice.")
+        raise WireError("ValidationException", f"Channel names must be unique; {doubled[0]!r} occurs twice.")
     for item in items:
         source = item.get("DataSource") or {}
         given = [name for name in ("S3DataSource", "FileSystemDataSource", "DatasetSource") if source.get(name)]
@@ -182,6 +182,6 @@ def _check_channels(request: Mapping[str, Any]) -> None:
                 f"it has {', '.join(given) or 'none'}.",
             )
         if item["ChannelName"] in (".", ".."):
-            raise WireError("ValidationException", f"{item['ChannelName']!r} is no name for a channel.")
+            raise WireError("ValidationException", f"{item['ChannelName']!r} is not a valid channel name.")
         if "S3DataSource" in given:
             _check_address(f"Channel {item['ChannelName']!r}: S3Uri", source["S3DataSource"]["S3Uri"])

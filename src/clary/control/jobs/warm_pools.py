@@ -3,7 +3,7 @@
 Every attempt runs on the hosts of a pool. Most pools end with their attempt. The pool of a job that is retried keeps
 its living hosts, and the API does not show it; the pool of a job with a keep-alive period waits for other jobs.
 
-Where: `transitions` moves a job's `warm_pool`; the reconciler calls `matches` to find a pool for a waiting job, and
+Where: `transitions` updates a job's `warm_pool`; the reconciler calls `matches` to find a pool for a waiting job, and
 `why_over` to find pools that are due to end. One job at a time holds a pool: the job that runs on it, or the last job
 that ran on it.
 Source: "Train using SageMaker managed warm pools" (developer guide): matching criteria and statuses; WarmPoolStatus in
@@ -123,7 +123,7 @@ def begin_to_end(job: TrainingJob, *, reason: str, now: datetime) -> TrainingJob
 
 
 def end(job: TrainingJob, *, now: datetime) -> TrainingJob:
-    """Return an ended job after its hosts, and the hosts of its pool, have ended."""
+    """Return an ended job, marked as released because its hosts and the hosts of its pool have ended."""
     if job.is_released:
         return job
     pool, reason = job.warm_pool, "its hosts did not come back"
@@ -158,7 +158,7 @@ def is_parked(job: TrainingJob) -> bool:
 
 
 def is_becoming_available(job: TrainingJob, *, now: datetime) -> bool:
-    """Whether the job has just ended and its hosts will wait for another job, but are still being cleaned of it."""
+    """Whether the job has just ended and its hosts will wait for another job once they have been cleaned up."""
     pool = job.warm_pool
     if not job.is_terminal or not job.pool or pool is None or not is_available(job):
         return False

@@ -294,7 +294,7 @@ def _authenticate_version_2(
             "Signature Version 4: presign again for a shorter time",
             http_status=FORBIDDEN,
         )
-    # Signers move such headers into the query of the URL, but sign them as headers.
+    # Signers move x-amz-* and content-* headers into the query of the URL, but sign them as headers.
     lowered = {name.lower(): value for name, value in parameters.items()}
     signed = {name: value for name, value in lowered.items() if name.startswith(("x-amz-", "content-"))}
     for name, value in request.headers:

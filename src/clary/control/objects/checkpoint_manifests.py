@@ -28,7 +28,8 @@ from clary.contract.checkpoint_sets import (
 from clary.control.objects.listing import pages
 from clary.control.objects.store_client import StoreClient
 
-# Some 200,000 files. Agents read larger manifests; the service does no other work while it parses JSON of this size.
+# A manifest of this size names some 200,000 files. Agents read larger manifests; the service does no other work while
+# it parses JSON of this size.
 MAX_MANIFEST_BYTES = 64 * 1024 * 1024
 TOO_LARGE = f"the manifest has more than {MAX_MANIFEST_BYTES} bytes: it can be restored, but it is not read here"
 MAX_HOSTS = 1000  # most hosts below one prefix

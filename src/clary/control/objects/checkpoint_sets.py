@@ -67,7 +67,7 @@ class SetEntry:
     num_files: int = 0
     size_bytes: int = 0
     evidence: Mapping[str, int] = field(default_factory=dict)  # kind of evidence that files are whole -> their number
-    least_rest_s: float = 0.0  # least rest of the files whose only evidence is time
+    least_rest_s: float = 0.0  # shortest time without changes, of the files whose only evidence is that time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,9 @@ class SetListing:
 async def find_in_time(
     client: StoreClient, place: CheckpointPlace, *, timeout_s: float = LOOK_TIMEOUT_S
 ) -> dict[str, tuple[ManifestObject, ...]]:
-    """Return host -> its manifests, newest first. Raises: ObjectStoreError, also if the store takes longer.
+    """Return host -> its manifests, newest first.
+
+    Raises: ObjectStoreError, also if the store takes longer than `timeout_s`.
 
     Args:
         client: open.

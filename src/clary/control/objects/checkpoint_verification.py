@@ -85,7 +85,7 @@ class SetReport:
     wrong: Findings = field(default_factory=Findings)
     plain: Findings = field(default_factory=Findings)  # findings under the plain paths, which do not harm a restore
     evidence: dict[str, int] = field(default_factory=dict)  # kind of evidence that files are whole -> number of files
-    least_rest_s: float = 0.0  # least rest of the files whose only evidence is time
+    least_rest_s: float = 0.0  # shortest time without changes, of the files whose only evidence is that time
     doubtful: list[str] = field(default_factory=list)  # files without evidence other than time, or perhaps incomplete
 
     @property

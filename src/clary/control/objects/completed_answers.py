@@ -1,4 +1,4 @@
-"""Completion of the store's short XML documents with missing members, before clients receive them.
+"""Completion of short XML documents of the store that lack members, before clients receive them.
 
 Where: `front` reads these answers whole. Pure.
 SeaweedFS names its own address as the location of an object that was uploaded in parts. It leaves checksums and parts

@@ -30,8 +30,8 @@ class DeletionLimit:
         if self._counts[access_key_id] >= MOST_OF_A_KEY or self._counts.total() >= MOST_IN_ALL:
             raise WireError(
                 "SlowDown",
-                f"Please reduce your request rate: {MOST_OF_A_KEY} DeleteObjects of one key, and {MOST_IN_ALL} in all, "
-                "are carried out at once.",
+                f"Please reduce your request rate: at most {MOST_OF_A_KEY} DeleteObjects requests of one "
+                f"access key, and {MOST_IN_ALL} in all, are carried out at once.",
                 http_status=503,
             )
         self._counts[access_key_id] += 1

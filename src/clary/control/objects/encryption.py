@@ -4,7 +4,7 @@ Where: `front` uses it for each request to the embedded store. Pure.
 S3 encrypts every object, by AES256 unless the request or the bucket names another algorithm, and reports the encryption
 in its answers. Clients send `aws:kms` with every upload, and some compare the answer. Clary stores the requested
 encryption as metadata of the object and returns it, but encrypts nothing: the disk may be encrypted instead
-(docs/s3.md). A request with an encryption key of its own is refused.
+(docs/s3.md). A request that brings its own encryption key (SSE-C) is refused.
 Source: Amazon S3 API reference, PutObject, CopyObject, HeadObject, GetBucketEncryption.
 """
 
@@ -94,7 +94,7 @@ def asked_encryption(headers: Iterable[tuple[str, str]]) -> Encryption | None:
     algorithm = told.get(PREFIX)
     if algorithm is None:
         if told:
-            raise WireError("InvalidArgument", f"{sorted(told)[0]} needs {PREFIX}: aws:kms beside it.")
+            raise WireError("InvalidArgument", f"{sorted(told)[0]} also needs the header {PREFIX}: aws:kms.")
         return None
     if algorithm not in ALGORITHMS:
         raise WireError(
@@ -103,7 +103,9 @@ def asked_encryption(headers: Iterable[tuple[str, str]]) -> Encryption | None:
         )
     key_id = told.get(KEY_ID, "")
     if key_id and (algorithm == DEFAULT or not _KEY_NAME.fullmatch(key_id)):
-        raise WireError("InvalidArgument", f"{KEY_ID} names a key of KMS, and belongs to aws:kms: {key_id[:80]!r}.")
+        raise WireError(
+            "InvalidArgument", f"{KEY_ID} must name a key of KMS and be sent with aws:kms: {key_id[:80]!r}."
+        )
     return Encryption(algorithm, key_id, told.get(BUCKET_KEY, "").lower() == "true")
 
 
@@ -161,8 +163,9 @@ def check_bucket_configuration(content: bytes) -> None:
     if algorithms[0] != DEFAULT.encode():
         raise WireError(
             "NotImplemented",
-            f"A bucket can not have another encryption than {DEFAULT}: there is no KMS here. Encrypt the disk of the "
-            "state folder, or name aws:kms with each object, which is told back.",
+            f"A bucket can not have another encryption than {DEFAULT}: there is no KMS here. Encrypt the "
+            "disk of the state folder, or name aws:kms with each object: answers about the object then "
+            "name it.",
             http_status=501,
         )
 

@@ -1,9 +1,9 @@
 """S3 in front of the object store: verifies callers, adapts requests that the store refuses, signs again, streams.
 
 Where: `server.edge.listener` routes S3 requests here; the store (embedded or any endpoint) does all other work. The
-front exists for three reasons: one port for all services; SDKs send `x-amz-server-side-encryption: aws:kms`, which
-SeaweedFS answers with 500 although the header is signed; every job has a key of its own, which the store does not know.
-Bodies are streamed in both directions, with back-pressure; [Note: the last piece] in `payloads`.
+front exists for three reasons: one port for all services; SDKs send `x-amz-server-side-encryption: aws:kms`, a signed
+header that SeaweedFS answers with 500; every job has a key of its own, which the store does not know. Bodies are
+streamed in both directions, with back-pressure; [Note: the last piece] in `payloads`.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class S3Front:
             region=self._region,
             temporary=self._temporary,
         )
-        # Raises if the key of a job would upload to a place that the job's request does not name.
+        # Raises if a job's key would be used to upload to a place that the job's request does not name.
         Permit(self._find_grants(upload.access_key_id), request, upload.asked)
         self._note_known(request)
         wanted = encryption.asked_encryption(upload.headers)
@@ -362,7 +362,8 @@ class S3Front:
             return [(BUCKET_REGION, self._region or self._store.region)]
         if self._forward_encryption:
             return []
-        if completed_answers.completes_upload(asked):  # only the object has the encryption named at the upload's start
+        # only the finished object has the encryption that was named when its upload began
+        if completed_answers.completes_upload(asked):
             status, headers = await self._store.head(asked.bucket, asked.key)
             return encryption.kept_headers(dict(headers)) if status == http.HTTPStatus.OK else []
         return encryption.told_headers(asked, outgoing.encryption, answer.headers)

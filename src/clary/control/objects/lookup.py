@@ -37,8 +37,8 @@ class ObjectLookup:
             return False
         if answer.status != http.HTTPStatus.OK:
             raise ObjectStoreError(
-                f"the object store answered {answer.status} when asked for bucket {bucket}: the key that Clary uses it "
-                "with must be allowed to look at the bucket",
+                f"the object store answered {answer.status} when asked for bucket {bucket}: the access key "
+                "that Clary uses must be allowed to look at the bucket",
                 details={"bucket": bucket, "status": answer.status},
             )
         self._remember(bucket, _BUCKET)

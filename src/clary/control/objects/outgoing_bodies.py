@@ -41,7 +41,7 @@ class Outgoing:
 async def choose_body(
     request: web.BaseRequest, headers: list[tuple[str, str]], caller: Caller, body: IncomingBody
 ) -> Outgoing:
-    """Return headers and body for the store, by how the signature covers the body.
+    """Return headers and body for the store, chosen by how the signature covers the body.
 
     A body of at most SMALL_BODY_BYTES that is not in signed chunks is read and checked before it is sent; any other
     body is checked while it is sent to the store.
@@ -49,7 +49,7 @@ async def choose_body(
     Args:
         request: the client's, its body unread.
         headers: headers for the store, with lower-case names, without content-length.
-        caller: with `payload_hash` and `seed`, the signature's coverage of the body.
+        caller: verified caller, whose `payload_hash` and `seed` say how the signature covers the body.
         body: body of the request; stores its first error.
     Raises: WireError InvalidArgument, InvalidRequest, MissingContentLength, XAmzContentSHA256Mismatch, IncompleteBody.
     """

@@ -27,7 +27,8 @@ from clary.contract import sigv4
 from clary.control.objects.authentication import ChunkSeed
 
 IDLE_TIMEOUT_S = 60.0
-LEAST_BYTES = 16 * 1024  # least bytes of a body per idle timeout; even slow useful connections carry more
+# minimum bytes of a body that must arrive per idle timeout; even slow but useful connections carry more
+LEAST_BYTES = 16 * 1024
 MAX_CHUNK_HEADER_BYTES = 1024
 MAX_TRAILER_BYTES = 16 * 1024
 MAX_CHUNK_BYTES = 5 * 1024**3  # the largest body of one request

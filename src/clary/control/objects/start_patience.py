@@ -1,7 +1,7 @@
 """Limit of the wait for a process to start: longer while it shows signs of life, because a loaded machine is slow.
 
-Where: `seaweed.EmbeddedStore` uses it while it probes the store, `clary up` while it waits for the service that starts
-the store. The decision is pure; `signs_of` reads its input. Linux only.
+Where: `seaweed.EmbeddedStore` uses this limit while it probes the store. `clary up` uses it while it waits for the
+service that starts the store. The decision is pure; `signs_of` reads its input. Linux only.
 Source: proc(5) for /proc/PID/stat; kernel Documentation/scheduler/sched-stats.rst for schedstat.
 """
 
@@ -22,7 +22,7 @@ _NANOSECONDS = 1e9
 class Signs:
     """Signs of life of a process since its start."""
 
-    busy_s: float  # time of all its threads on a processor, and waiting for one
+    busy_s: float  # time that all its threads spent running on a processor or waiting for one
     log_bytes: int
 
 

@@ -1,8 +1,8 @@
 """Client for the service's own S3 requests: the readiness probe, buckets, existence of inputs, checks of checkpoints.
 
 Where: `seaweed` probes the embedded store with it; services check buckets and prefixes; `checkpoint_verification`
-reads whole objects, piece by piece. No other data passes through it: clients use `front`, agents the store itself. The
-signing of requests is shared with `front`.
+reads whole objects, piece by piece. No other data passes through it: clients send requests to `front`, and agents to
+the store itself. The signing of requests is shared with `front`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class StoreClient:
 
     Args:
         endpoint: URL, region and key of the store.
-        timeout_s: seconds for one whole request; for a stream, from one piece to the next.
+        timeout_s: time limit of one whole request in seconds; for a stream, time limit of the wait for each piece.
     """
 
     def __init__(self, endpoint: Endpoint, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -158,7 +158,7 @@ class StoreClient:
             raise self._refused("PUT", bucket, "", answer)
 
     async def probe(self, bucket: str) -> None:
-        """Put, get and delete an object; return if all three succeed and the content is read back.
+        """Put, get and delete an object; return if all succeed and the content read equals the content written.
 
         Raises: ObjectStoreError naming the first step that failed.
         """
@@ -260,8 +260,8 @@ def sign_for_store(
         path: percent-encoded, without the endpoint's own path.
         query: encoded, without `?`.
         headers: headers to send, without host.
-        payload_hash: SHA-256 of the body in hexadecimal, or a keyword of S3.
-        now: aware time of day that the signature names.
+        payload_hash: SHA-256 of the body in hexadecimal, or one of S3's keywords such as UNSIGNED-PAYLOAD.
+        now: current time, with a time zone; the signature contains it.
     """
     parts = urlsplit(endpoint.url)
     all_headers = [("host", parts.netloc), *headers]

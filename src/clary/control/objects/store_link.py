@@ -64,7 +64,8 @@ class StoreLink:
         Args:
             asked: the request to the store.
             outgoing: headers and body.
-            body: the client's; its own error takes precedence over the error that follows from it.
+            body: the client's body; if reading it fails, its own error takes precedence over the store's error that
+                follows.
         Raises: WireError ServiceUnavailable, or the error of the client's body.
         """
         assert self._session is not None, "open() has not been called"

@@ -49,7 +49,7 @@ class StoreRecord:
 
     ports: dict[str, int]  # name of PORT_NAMES -> port
     process: ProcessId | None = None
-    is_secured: bool = False  # started with `weed_security`: its own ports are closed to other users
+    is_secured: bool = False  # started with `weed_security`: the ports other than S3 are closed to other users
 
     @staticmethod
     def read(path: Path) -> StoreRecord | None:
@@ -100,7 +100,7 @@ def find_running(data_folder: Path) -> StoreRecord | None:
 
 
 def find_program() -> str:
-    """Return the path of `weed`: of this Python environment, else of PATH.
+    """Return the path of `weed`: the one in this Python environment if it exists, else the one on PATH.
 
     Raises: ObjectStoreError if it is missing.
     """
@@ -127,8 +127,9 @@ def choose_ports() -> dict[str, int]:
             if len(ports) == len(PORT_NAMES):
                 return ports
     raise ObjectStoreError(
-        f"embedded object store: {PORT_TRIES} random ports of {FIRST_PORT}-{LAST_PORT} on {HOST} gave {len(ports)} "
-        f"free ones, needed are {len(PORT_NAMES)}; free some, or name an S3 endpoint with the setting s3_endpoint_url"
+        f"embedded object store: {PORT_TRIES} random ports of {FIRST_PORT}-{LAST_PORT} on {HOST} gave "
+        f"{len(ports)} free ones, but {len(PORT_NAMES)} are needed; free some, or name an S3 endpoint "
+        "with the setting s3_endpoint_url"
     )
 
 
@@ -171,8 +172,8 @@ def command(program: str, *, data_folder: Path, ports: dict[str, int], bucket: s
         "webdav": "false",
         "admin.ui": "false",
         "master.telemetry": "false",
-        # A master that resumes its state from its log then checks its quorum of one 2,000 times a second. It gets its
-        # state from the reports of the volumes instead.
+        # If a master resumes its state from its log, it afterwards checks its one-member quorum 2,000 times a second.
+        # With this option off, the master gets its state from the volumes' reports.
         "master.resumeState": "false",
         "master.volumeSizeLimitMB": VOLUME_SIZE_MIB,
         "volume.max": MAX_VOLUMES,

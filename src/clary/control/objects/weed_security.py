@@ -43,8 +43,8 @@ def write_security(weed_home: Path, *, address: str, now: datetime) -> None:
     Args:
         weed_home: the HOME of the process; created if absent.
         address: IP address that the servers listen on.
-        now: aware time of day.
-    Raises: OSError; then some old files may be replaced already.
+        now: current time, with a time zone.
+    Raises: OSError; some old files may already have been replaced by then.
     """
     folder = weed_home / FOLDER
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

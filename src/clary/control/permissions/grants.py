@@ -15,7 +15,7 @@ OWN, FULL = "own", "full"
 
 @dataclass(frozen=True)
 class Place:
-    """Objects of a bucket: one key and all keys below it as a folder, or every key with a prefix."""
+    """Objects of a bucket: one key and all keys below it (`key/...`), or every key with a prefix."""
 
     bucket: str
     key: str = ""  # without a trailing slash; empty for the whole bucket

@@ -74,7 +74,7 @@ class TemporaryKeys:
         Args:
             access_key_id: access key id of the request.
             session_token: from the client, untrusted; URL-safe base64.
-            now: aware time of day.
+            now: current time, with a time zone.
         Returns: a verdict without a secret for a token that is malformed, belongs to another key, or has expired.
         """
         try:

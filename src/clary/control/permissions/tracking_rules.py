@@ -1,8 +1,8 @@
 """Experiments, trials, components and artifacts that the key of a job may use.
 
 Where: `api_rules` calls `decide` for operations of experiments. A job may use the records named by its
-ExperimentConfig, its own component, and records that it has made. Those have a tag, which the caller of `decide` checks
-(`Decision.if_made`). Pure.
+ExperimentConfig, its own component, and records that it has made. Records that a job has made carry a tag, which the
+caller of `decide` checks (`Decision.if_made`). Pure.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _OF_ARNS: Mapping[str, tuple[str, ...]] = {
     "ListTags": ("ResourceArn",),
 }
 _LISTINGS = ("ListTrials", "ListTrialComponents", "ListAssociations")
-# Suffixes of the service's names for records of jobs, which may be created when they are first requested.
+# Suffixes of the names that the service gives to jobs' records; such records may be created when they are first
+# requested.
 _OF_JOBS = ("-aws-training-job", "-aws-trial")
 _OTHERS = ("Search", "BatchGetMetrics")
 OPERATIONS = frozenset(

@@ -1,6 +1,6 @@
 """The rules in a request's ProfilerRuleConfigurations.
 
-Where: the service warns of rules that it cannot evaluate when a job is created, and evaluates the others.
+Where: when a job is created, the service warns of rules that it cannot evaluate; it evaluates the others.
 Source: ProfilerRuleConfiguration (AWS API reference); RuleParameters as `sagemaker.debugger.ProfilerRule` writes them:
 for ProfilerReport `<rule>_<parameter>`, with the rule's name in upper or lower case.
 """

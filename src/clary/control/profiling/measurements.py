@@ -20,7 +20,7 @@ NAMES = (
     "host/*,machine/cpu_iowait_percent,gpu-*/*_percent,gpu-*/power_w,rank-*/cpu_percent,rank-*/memory_bytes,"
     "rank-*/num_processes,rank-*/*_s,rank-*/steps"
 )
-# The series among these that are read by rules that can fire; they are read repeatedly while a job runs.
+# Series of `NAMES` that are read by the rules that can fire; they are read repeatedly while a job runs.
 JUDGED_NAMES = (
     "host/phase,host/cpu_percent,machine/cpu_iowait_percent,gpu-*/utilisation_percent,gpu-*/memory_percent,"
     "rank-*/step_s,rank-*/step_max_s,rank-*/steps,rank-*/data_wait_s,rank-*/num_processes"

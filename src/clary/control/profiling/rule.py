@@ -108,7 +108,7 @@ def rule_with(cls: type[ProfilerRule], given: Mapping[str, str]) -> ProfilerRule
 
 
 def _parsed(cls: type[ProfilerRule], name: str, text: str, default: Any, limits: Mapping[str, Any]) -> Any:
-    if default is None:  # a text in the request; the field's None means all
+    if default is None:  # the request contains a text; a field value of None means all
         return None if text == "None" else text
     most = limits.get("most", math.inf)
     expected = "a number above 0" if limits.get("is_positive") else f"a number from 0 to {most:g}"
@@ -119,7 +119,8 @@ def _parsed(cls: type[ProfilerRule], name: str, text: str, default: Any, limits:
     is_fit = 0 < value < math.inf if limits.get("is_positive") else 0 <= value <= most
     if not is_fit:
         raise ContractError(
-            f"{cls.name()}: {name} is {expected}, got {str(text)[:80]!r}; its default is {default:g}", fault=Fault.USER
+            f"{cls.name()}: {name} must be {expected}, got {str(text)[:80]!r}; its default is {default:g}",
+            fault=Fault.USER,
         )
     return round(value) if isinstance(default, int) and value == round(value) else value
 

@@ -56,8 +56,8 @@ class Admission:
 
     Args:
         has_host_networks: whether each job has a network of its own.
-        why_no_disks: returns why private disks of this total size for a rehearsal's hosts are not available; empty if
-            they are.
+        why_no_disks: takes a total size in bytes; returns why private disks of that size for a rehearsal's hosts are
+            not available, or an empty string if they are.
     """
 
     def __init__(
@@ -190,7 +190,8 @@ class Admission:
         needed_bytes = sum(disk_bytes(request, host.name) or 0 for host in mapping.hosts)
         if needed_bytes and (why := self._why_no_disks(needed_bytes)):
             raise WireError(
-                "ValidationException", f"{DISKS_VARIABLE} in Environment asks for disks of hosts' own: {why}."
+                "ValidationException",
+                f"{DISKS_VARIABLE} in Environment asks for a disk of its own for each host: {why}.",
             )
 
     def _check_runtime_limit(self, job: JobRequest) -> None:
@@ -198,9 +199,10 @@ class Admission:
         if job.max_runtime_s > limit_s:
             raise WireError(
                 "ResourceLimitExceeded",
-                f"The account-level service limit 'Longest run time for a training job' is {limit_s} Seconds, with "
-                f"current utilization of 0 Seconds and a request delta of {job.max_runtime_s} Seconds. Please contact "
-                "AWS support to request an increase for this limit. Here the limit is setting max_runtime_s.",
+                f"The account-level service limit 'Longest run time for a training job' is {limit_s} Seconds, "
+                f"with current utilization of 0 Seconds and a request delta of {job.max_runtime_s} Seconds. "
+                "Please contact AWS support to request an increase for this limit. On this service the "
+                "setting max_runtime_s is the limit.",
             )
 
     def _check_warm_pool_limit(self, job: JobRequest) -> None:
@@ -210,10 +212,10 @@ class Admission:
         kept = sum(len(other.hosts) for other in self._hub.active_jobs() if warm_pools.is_available(other))
         raise WireError(
             "ResourceLimitExceeded",
-            f"The account-level service limit '{job.instance_groups[0].instance_type} for training warm pool usage' is "
-            f"{limit} Instances, with current utilization of {kept} Instances and a request delta of {job.num_hosts} "
-            "Instances. Please contact AWS support to request an increase for this limit. Here the limit is setting "
-            "warm_pool_max_hosts.",
+            f"The account-level service limit '{job.instance_groups[0].instance_type} for training warm "
+            f"pool usage' is {limit} Instances, with current utilization of {kept} Instances and a "
+            f"request delta of {job.num_hosts} Instances. Please contact AWS support to request an "
+            "increase for this limit. On this service the setting warm_pool_max_hosts is the limit.",
         )
 
     def _memory_held(self, job: TrainingJob) -> int:

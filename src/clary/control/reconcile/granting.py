@@ -1,8 +1,8 @@
 """Requests hosts from an engine with a queue, records its reasons to wait, and starts jobs whose hosts are granted.
 
 Where: the reconciler calls this on every pass, instead of `Launcher.start_waiting_jobs`. The engine decides which job
-comes first, so no job waits for another job here. The name of the pool is stored before the request to the engine, so
-an allocation that no job's record names belongs to no job.
+comes first, so no job waits for another job here. The name of the pool is stored before the request is sent to the
+engine, so an allocation whose pool is in no job's record belongs to no job.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from clary.control.scheduling.placement import HostMapping, Place
 from clary.control.settings import Settings
 
 MOST_AT_ONCE = 50  # waiting jobs handled per pass; the next pass handles the following jobs
-GIVE_WAY_INTERVAL_S = 5.0  # between pools that are given up, so that the engine first uses the nodes of the last one
+# between giving up one pool and the next, so that the engine first uses the nodes of the earlier one
+GIVE_WAY_INTERVAL_S = 5.0
 MARGIN_S = 600  # seconds of an allocation beyond a job's own limits, for boots, environments, channels
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class Doors(Protocol):
 
 
 def expect_boots(hub: JobHub, doors: Doors) -> None:
-    """Admit the boots of all jobs' pools before the first boot can poll: a boot that is not admitted exits.
+    """Admit the boots (starting hosts) of all jobs' pools before the first can poll: a refused boot exits.
 
     Where: `core` calls it when the jobs of an earlier service have been loaded. Until then the boots keep polling.
     """
@@ -87,7 +88,7 @@ class Granter:
         await self._give_way()
 
     async def ask_for_lost(self, job: TrainingJob) -> bool:
-        """Request hosts in place of lost ones for an attempt that will be retried, while its other hosts still stop.
+        """Request replacements for lost hosts while the other hosts stop, for an attempt that will be retried.
 
         Living hosts of the pool are not requested again. If the job is not retried after all, the new hosts end with
         its pool. Returns whether the request succeeded.

@@ -75,7 +75,10 @@ def cut_off_hosts(
 
 
 def may_lack_agents(job: TrainingJob) -> bool:
-    """Whether a launch may have been interrupted: a host has not reported. A new launch keeps running agents."""
+    """Whether a launch may have been interrupted: a host has not reported.
+
+    A new launch does not restart running agents.
+    """
     return any(record.report_number == 0 for record in job.hosts.values())
 
 

@@ -24,7 +24,7 @@ from clary.control.tuning.tuning_job import Trial
 
 MAX_FINAL_METRICS = 40  # FinalMetricDataList of DescribeTrainingJob
 
-# Called with a job before a change, None if it was not in memory, and the job after the change.
+# Called with the job before a change (None if it was not in memory) and the job after the change.
 Listener = Callable[[TrainingJob | None, TrainingJob], None]
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class JobHub:
         self.deletion = asyncio.Lock()
 
     async def load(self) -> None:
-        """Load the unfinished jobs of an earlier service; the clocks of jobs from an earlier boot are anchored anew."""
+        """Load the unfinished jobs of an earlier service; re-anchor the clocks of jobs from before a reboot."""
         for job in sorted(await self._store.unfinished_jobs(), key=lambda job: job.created_at):
             self._remember(job)
             if job.anchor is None or not job.anchor.holds:

@@ -27,7 +27,8 @@ MOST_POINTS, LEAST_POINTS = 720, 60  # points of one series
 POINTS_OF_A_LOOK = 360
 LONG_STEP_MS = 2_000  # from this step on, roll-ups of 10 s are read, 1/20 as many as rows
 DEFAULT_INTERVAL_S = 0.5
-_SERIES_OF_HOST, _SERIES_OF_RANK, _SERIES_OF_GPU = 25, 14, 8  # estimates; too long an answer is queried anew
+# estimates; if an answer would be too long, the query is repeated with fewer points
+_SERIES_OF_HOST, _SERIES_OF_RANK, _SERIES_OF_GPU = 25, 14, 8
 _MOST_TRIES = 6
 
 
@@ -175,7 +176,7 @@ def _num_points(hosts: list[ReportHost]) -> int:
 
 
 def _step_ms(span_ms: int, num_points: int, interval_ms: int) -> int:
-    """Return a step in ms of whole rows, or of whole roll-ups if there would be too many rows."""
+    """Return a step in ms that is a multiple of the row interval, or of the roll-up step for long spans."""
     step_ms = math.ceil(span_ms / num_points)
     unit_ms = FINE_MS if step_ms > LONG_STEP_MS else interval_ms
     return max(unit_ms, math.ceil(step_ms / unit_ms) * unit_ms)

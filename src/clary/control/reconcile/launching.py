@@ -79,8 +79,8 @@ class Launcher:
     async def start_waiting_jobs(self) -> None:
         """Start waiting jobs, oldest first, until one has to wait: no job overtakes another.
 
-        Exceptions are jobs that pause before a retry or wait for spot capacity: younger jobs pass them. Jobs that
-        cannot start become Pending.
+        Jobs that pause before a retry or wait for spot capacity are exempt: younger jobs pass them. Jobs that cannot
+        start become Pending.
         """
         await self._start_while_there_is_room()
         await self._tell_who_waits()
@@ -155,8 +155,8 @@ class Launcher:
         self._launched.discard((job.name, job.attempt))
 
     def _first_waiting(self) -> TrainingJob | None:
-        # Jobs that have kept their hosts come first: they take no hosts from others, and an older job may wait for
-        # theirs.
+        # Jobs that have kept their hosts come first: they take no hosts from other jobs, and an older job may be
+        # waiting for the hosts that they keep.
         waiting = sorted(self._hub.waiting_jobs().values(), key=lambda job: not job.pool)
         first = next((job for job in waiting if not self._admission.why_held_back(job)), None)
         # A job whose last attempt is still being released keeps its place.
@@ -225,7 +225,7 @@ class Launcher:
             raise
 
     async def _make_hosts(self, job: TrainingJob) -> None:
-        """Create streams, network and agents; each step is idempotent, for repetition after a crash of the service."""
+        """Create streams, network and agents; each step is idempotent, so a restarted service can repeat it."""
         limit = asyncio.timeout(self._limits.launch_timeout_s)
         try:
             async with limit:
@@ -251,7 +251,7 @@ class Launcher:
             await self.fail(job, error)
 
     async def fail(self, job: TrainingJob, error: Exception) -> None:
-        """Fail a launch that is impossible, with the error's message."""
+        """Fail a job whose launch is impossible, with the error's message."""
         if isinstance(error, ClaryError):
             message, fault = error.message, error.fault
             log.warning("job %s: hosts could not be granted: %s", job.name, message)

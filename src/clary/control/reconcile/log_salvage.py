@@ -51,7 +51,7 @@ async def salvage_lost_hosts(logs: LineStore, job: TrainingJob, clock: Clock) ->
     Args:
         logs: stores the lines.
         job: a job whose attempt has ended and whose host folders still exist.
-        clock: dates the added sentence.
+        clock: gives the time of the note that is added to the logs.
     """
     for stream in job.log_streams:
         host = host_of_stream(stream)
@@ -78,7 +78,7 @@ async def _salvage(logs: LineStore, stream: str, folder: Path, *, host: str, bas
                 some = blocks[begin : begin + BLOCKS_AT_ONCE]
                 stored = await logs.append(stream, sequence, some)
                 sequence += sum(block.num_lines for block in some)
-        except SequenceGap:  # a gap: the agent kept its own sentences in memory while its disk was full
+        except SequenceGap:  # a gap: the agent kept its own messages in memory while its disk was full
             is_whole = False
             break
     words = (
@@ -92,5 +92,5 @@ def _read(path: Path) -> list[LogBlock]:
     """Return the complete blocks of a spool file. Raises: OSError for a link, ValueError for too large a file."""
     with Folder.at(path.parent) as folder, open(folder.open_file(path.name), "rb") as file:
         if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
-            raise ValueError(f"{path} is no file of an agent")
+            raise ValueError(f"{path} is too large to be a file of an agent")
         return parse_blocks(file.read(MAX_FILE_BYTES))[0]

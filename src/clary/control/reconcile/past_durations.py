@@ -1,8 +1,8 @@
 """The durations of completed jobs, for estimates of running and waiting jobs.
 
-Where: it listens to the hub, the service fills it at the start from the cards of jobs, and `queue_outlook` reads it.
-Two jobs are alike if their names differ only in numbers and hashes (an SDK's time stamps, the numbers of a sweep), and
-if they have equally many hosts of the same types.
+Where: it listens to the hub, the service fills it at the start from the rows of the job list (`JobCard`), and
+`queue_outlook` reads it. Two jobs are alike if their names differ only in numbers and hashes (an SDK's time stamps, the
+numbers of a sweep), and if they have equally many hosts of the same types.
 """
 
 from __future__ import annotations

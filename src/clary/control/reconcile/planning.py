@@ -30,7 +30,7 @@ from clary.control.scheduling.placement import HostMapping
 from clary.control.settings import Settings
 from clary.control.state_folder import RootSecrets, StateFolder
 
-LEAST_INTERVAL_S = 0.1  # between rows of a host's measurements; also the shortest interval of ProfilerConfig
+LEAST_INTERVAL_S = 0.1  # interval between rows of a host's measurements; also the shortest interval of ProfilerConfig
 UNPROFILED_INTERVAL_S = 5.0
 
 

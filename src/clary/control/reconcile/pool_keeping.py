@@ -39,16 +39,18 @@ class PoolKeeper:
         self._clock = clock
 
     async def settle(self) -> None:
-        """Complete handovers that a killed service left half done: the last holder of a taken pool gives it up."""
+        """Complete handovers that a killed service left half done: former holders of taken pools give them up."""
         for holder in self._hub.active_jobs():
             if holder.is_terminal and (taker := self.taker_of(holder)) is not None:
                 await self._hub.apply(holder.name, events.PoolReused(by=taker.name))
 
     async def adopt(self, job: TrainingJob) -> TrainingJob:
-        """Give a pool to a job whose attempt an older release began, with agents and network in the attempt's folder.
+        """Give a pool to a job whose attempt an older version of the service began.
 
-        That folder becomes the pool's. The engine has no hosts under the pool's name: ending the pool has no effect,
-        and releasing the attempt ends its hosts.
+        The agents and network of such an attempt are in the attempt's folder.
+
+        The folder of the attempt becomes the pool's folder. The engine has no hosts under the pool's name: ending the
+        pool has no effect, and releasing the attempt ends its hosts.
         """
         plan, pool = from_plain(LaunchPlan, job.plan), _new_pool()
         token = self._gateway.token_of(pool)
@@ -72,7 +74,7 @@ class PoolKeeper:
         return fitting[0] if fitting else None
 
     def is_coming(self, job: TrainingJob) -> bool:
-        """Whether fitting hosts are being prepared after another job."""
+        """Whether another job is just leaving fitting hosts, which are now being made ready for their next job."""
         return warm_pools.coming_for(job, self._hub.active_jobs(), now_of=self._hub.now_of) is not None
 
     def idle(self) -> list[TrainingJob]:

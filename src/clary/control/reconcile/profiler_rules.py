@@ -45,7 +45,8 @@ from clary.control.store.job_queries import MAX_RESULTS, JobPage, JobQuery
 
 PASS_INTERVAL_S = 1.0
 LAST_ROWS = timedelta(seconds=3)  # wait for rows that have not arrived yet when a job becomes terminal
-LOOK_BACK = timedelta(hours=1)  # how far back jobs are searched that ended while no service was running
+# the search for jobs that ended while no service was running goes back this far
+LOOK_BACK = timedelta(hours=1)
 MOST_PAGES = 20  # pages of such jobs
 MOST_LOAD = 25  # shortest time to the next evaluation, as a multiple of the duration of the last one
 MOST_TRIES = 5  # consecutive evaluations that may fail, for instance while the database does not answer
@@ -191,7 +192,8 @@ class ProfilerRules:
         if not due:
             return False
         measured = await look_at(self._series, job, now=self._clock.now())
-        rest_s = MOST_LOAD * (self._clock.monotonic() - now_s)  # evaluates a large job on a busy machine less often
+        # reduces how often a large job on a busy machine is evaluated
+        rest_s = MOST_LOAD * (self._clock.monotonic() - now_s)
         for rule in due:
             watch.due_s[rule.name] = now_s + max(rule.interval_s, rest_s)
             known = {key for key in watch.fired if key[0] == rule.name}
@@ -249,7 +251,9 @@ class ProfilerRules:
             for name, content in pages.items():
                 answer = await self._objects.request("PUT", bucket, key=prefix + name, body=content)
                 if answer.status != HTTPStatus.OK:
-                    raise ObjectStoreError(f"s3://{bucket}/{prefix}{name} was answered {answer.status}")
+                    raise ObjectStoreError(
+                        f"the object store answered {answer.status} for s3://{bucket}/{prefix}{name}"
+                    )
         except ObjectStoreError as error:
             log.warning("job %s: the report of %s is not stored: %s", job.name, rule.name, error.message)
             return f"the report could not be stored: {error.message}"

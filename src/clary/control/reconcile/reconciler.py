@@ -42,7 +42,7 @@ GATHER_S = 0.02  # least time between the end of a pass and the next one
 
 
 class LogStreams(LogStarts, LogEnds, Protocol):
-    """The part of the log store that launches and releases use."""
+    """The methods of the log store that are needed to launch and to release hosts."""
 
 
 class Reconciler:
@@ -106,7 +106,8 @@ class Reconciler:
                 settings=site.settings,
                 clock=clock,
             )
-        self._plans: dict[str, tuple[Any, LaunchPlan]] = {}  # by job, of active jobs: the plain form, and the plan
+        # job, for active jobs -> the plan in plain form, and the parsed plan
+        self._plans: dict[str, tuple[Any, LaunchPlan]] = {}
         self._waiting_checked_at_s: float | None = None
         self.is_draining = False  # set when the service stops: no job starts
 
@@ -140,7 +141,7 @@ class Reconciler:
             await self._reclaim_spot_capacity()
             if not self.is_draining:
                 await (self._granter or self.launcher).start_waiting_jobs()
-        except Exception:  # boundary: the loop continues with running jobs
+        except Exception:  # boundary: running jobs are still handled in this pass
             log.exception("waiting jobs: this pass failed; the next one tries again")
         names = dict.fromkeys(job.name for job in self._hub.active_jobs())
         self._plans = {name: plan for name, plan in self._plans.items() if name in names}
@@ -159,7 +160,7 @@ class Reconciler:
         await self.releaser.give_pools_back()
 
     async def _look_at_waiting_jobs(self) -> None:
-        """End waiting jobs that are past a limit, and record why jobs wait for spot capacity, anywhere in the queue."""
+        """End waiting jobs that are past a limit, and record for each other one why it waits for spot capacity."""
         now_s = self._clock.monotonic()
         if self._waiting_checked_at_s is not None and now_s - self._waiting_checked_at_s < PASS_INTERVAL_S:
             return  # under load passes follow each other closely, and the queue may be long
@@ -205,7 +206,7 @@ class Reconciler:
                 why = "the job was told to stop before its hosts were launched"
                 await self._hub.apply(job.name, events.LaunchFailed(message=why, fault=Fault.INFRASTRUCTURE))
                 return
-        # Reload: an agent that has ended meanwhile may have reported the reason before.
+        # Reload: an agent that has ended meanwhile may have reported the reason before it ended.
         latest = self._hub.live_job(job.name)
         if latest is None or latest.is_terminal or latest.is_leaving:
             return
@@ -242,7 +243,7 @@ class Reconciler:
         return known[1]
 
     async def _replace_lost(self, job: TrainingJob, ended: list[str]) -> None:
-        """Request hosts in place of lost hosts that have ended, while the other hosts still stop."""
+        """Request replacements for lost hosts that have ended, while the other hosts are still stopping."""
         wanted = [host for host in ended if not self.releaser.is_replaced(job, host)]
         if self._granter is None or not wanted or self.releaser.is_fencing(job):
             return

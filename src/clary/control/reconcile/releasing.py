@@ -1,7 +1,7 @@
-"""Ends the hosts of an ended attempt, after it has fenced lost hosts.
+"""Ends the hosts of an ended attempt, after fencing lost hosts.
 
 Where: the reconciler calls this on every pass for jobs that have ended or are between two attempts. Agents get a short
-time to leave by themselves; then a task of the job's own releases all hosts, and is repeated until it succeeds.
+time to leave by themselves. Then one task for the job releases all its hosts, and is repeated until it succeeds.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Releaser:
         return _key(job, host) in self._replaced
 
     def note_replaced(self, job: TrainingJob, host: str) -> None:
-        """Record that a replacement was requested for a lost host; the new host with its number must not be ended."""
+        """Record that a lost host's replacement was requested; the new host has its number and must not be ended."""
         self._replaced.add(_key(job, host))
 
     async def release_when_left(self, job: TrainingJob) -> None:
@@ -113,7 +113,7 @@ class Releaser:
         release_at_s = self._release_at_s.setdefault(job.name, now_s + RELEASE_WAIT_S)
         if now_s < release_at_s and job.plan is not None:
             hosts = await self._engine.hosts(from_plain(LaunchPlan, job.plan))
-            # A lost host's agent follows no order, so the release does not wait for it.
+            # A lost host's agent obeys no orders, so the release does not wait for it.
             waits_for = [host for host, record in job.hosts.items() if record.facts.phase is not HostPhase.LOST]
             # An agent that stays with its pool reports that it has finished; other agents exit.
             if any(hosts[host].is_alive and not self._pools.has_come_back(job, host) for host in waits_for):
@@ -153,7 +153,7 @@ class Releaser:
                 log.warning("job %s: its hosts are not released: %s", job.name, error.message)
 
     async def _fence_lost(self, job: TrainingJob) -> None:
-        """End the processes on hosts of a pool that stays if the hosts are lost or have not finished the attempt.
+        """End the processes on those hosts of a kept pool that are lost or have not finished the attempt.
 
         Otherwise these processes would run during another attempt.
         """

@@ -1,6 +1,6 @@
 """Keeps series small in the background: joins blocks, rolls them up, removes blocks older than settings allow.
 
-Where: the server runs one task of this, under the lease of the database.
+Where: the service that holds the lease of the database runs this as one background task.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The spot capacity of this service: its present size, its holders, and jobs whose capacity is reclaimed.
 
 Where: the reconciler calls it on its passes; `clary spot` shows and sets the capacity. `scheduling.spot` contains the
-policies. Without a schedule and a capacity set by hand, all hosts that fit may be spot hosts.
+policies. If there is neither a schedule nor a capacity set by hand, all hosts that fit may be spot hosts.
 """
 
 from __future__ import annotations

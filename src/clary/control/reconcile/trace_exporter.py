@@ -22,7 +22,9 @@ from clary.control.jobs.training_job import TrainingJob
 PATH = "/v1/traces"
 DEADLINE_S = 30.0  # limit of one trace with all its tries
 TRY_S = 10.0  # limit of one try
-FIRST_PAUSE_S = 0.5  # doubled with each try, less up to half at random, so that services do not retry together
+# pause after the first failed try; doubled after each try, then shortened at random by up to half, so that services do
+# not retry together
+FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 8.0
 MAX_WAITING = 200  # jobs
 MAX_REMEMBERED = 10_000  # sent jobs: the hub announces each one several times after its end

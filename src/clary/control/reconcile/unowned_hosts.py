@@ -20,7 +20,7 @@ from clary.control.store.damage import JobUnreadable
 
 START_WAIT_S = 20.0  # longest time for which a start waits for releases; longer releases continue in the background
 RETRY_S = 5.0
-REAP_INTERVAL_S = 30.0  # an allocation without a job in two passes is ended
+REAP_INTERVAL_S = 30.0  # an allocation that belongs to no job in two successive passes is ended
 _POOL = re.compile(r"pool_[0-9a-f]{12}")
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class UnownedHosts:
             seen_before = found
 
     async def close(self) -> None:
-        """Leave the remaining hosts to the next service."""
+        """Leave the remaining hosts to the next start of the service."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

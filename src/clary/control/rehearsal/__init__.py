@@ -1,4 +1,4 @@
-"""Rehearsals: a job under faults is compared with an uninterrupted twin, to check its resumes. Pure.
+"""Rehearsals: a job under faults is compared with an uninterrupted twin, to check how the job resumes. Pure.
 
 faults       planned faults and their times: words, texts, draws from a seed
 disks        sizes of disks that faults fill

@@ -233,7 +233,7 @@ def _of_steps(twin: Run, rehearsal: Run, history: History, interruptions: Sequen
 
 
 def _has_more(resume: Resume, twin: Run) -> bool:
-    """Whether the twin has steps after the rehearsal's last step before the interruption."""
+    """Whether the twin printed steps after the last step that the rehearsal printed before the interruption."""
     num_steps = len(scale_of(twin.attempts[-1].readings).steps)
     return resume.last is not None and resume.last < num_steps - 1
 

@@ -21,7 +21,7 @@ MAX_EXAMPLES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class SampleCheck:
-    """Samples that were seen more or less often than by the twin."""
+    """Samples that the rehearsal saw more or less often than the twin."""
 
     is_known: bool
     num_twice: int = 0
@@ -54,7 +54,7 @@ class LossCheck:
     noise: float  # largest relative difference before any fault
     largest: float = 0.0  # largest relative difference of all steps
     parts_at: str | None = None  # first step at which losses differ by more than noise
-    parts_after_resume: int | None = None  # index of that step after the last resume, counted from 1
+    parts_after_resume: int | None = None  # number of that step, counted from 1 at the last resume before it
     there: str = ""  # loss of the rehearsal at that step, as printed
     twin_there: str = ""
 
@@ -130,7 +130,8 @@ def check_losses(twin: History, rehearsal: History, scale: Scale) -> LossCheck:
         if difference > max(noise * NOISE_FACTOR, _last_digit(other)):
             outside += 1
             parts_at = place if parts_at is None else parts_at
-    # In a run with noise, a single step outside the noise is noise too; a run without noise has no such steps.
+    # In a run with noise, a single step outside the noise is noise too; in a run without noise, it is a real
+    # difference.
     if noise > 0 and outside == 1 and num_compared > 2 and parts_at != places[-1]:
         parts_at = None
     if parts_at is None:

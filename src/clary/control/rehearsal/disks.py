@@ -41,15 +41,15 @@ def check_disks(hosts: Sequence[str], *, size_bytes: int, num_jobs: int, largest
         hosts: hosts of one job; each gets a disk.
         size_bytes: size of each disk.
         num_jobs: number of such jobs that run at once.
-        largest_bytes: most bytes of all disks together.
+        largest_bytes: maximum total size of all disks in bytes.
     """
     needed_bytes = len(hosts) * num_jobs * size_bytes
     if needed_bytes > largest_bytes:
         number = len(hosts) * num_jobs
         raise ContractError(
-            f"--disk-size: {number} disk{'' if number == 1 else 's'} of {in_words(size_bytes)} would take more than "
-            f"half of the machine's free memory, in which they lie: at most {in_words(largest_bytes)} together; give a "
-            "smaller --disk-size",
+            f"--disk-size: {number} disk{('' if number == 1 else 's')} of {in_words(size_bytes)} would "
+            "take more than half of the machine's free memory, which holds them: all disks together may "
+            f"take at most {in_words(largest_bytes)}; give a smaller --disk-size",
             fault=Fault.USER,
         )
 

@@ -1,6 +1,7 @@
 """Planned faults of a rehearsal and their times, parsed from the command line or drawn from a seed. Pure.
 
-Where: `clary rehearse` prints the plan before the jobs start and orders each fault; the service carries it out.
+Where: `clary rehearse` prints the plan before the jobs start and requests each fault from the service, which carries it
+out.
 
     step:120     when the log shows step 120, or a later one
     @30s         30 seconds after training has begun; the @ may be left out
@@ -20,7 +21,8 @@ from enum import StrEnum
 
 from clary.base.errors import ContractError, Fault
 
-FIRST_SHARE, LAST_SHARE = 0.2, 0.9  # of the twin's steps: drawn faults can lose work, and the job can still recover
+# shares of the twin's steps between which drawn faults strike, so that they can lose work and the job can still recover
+FIRST_SHARE, LAST_SHARE = 0.2, 0.9
 DRAWN_LENGTH_S = (2.0, 8.0)
 DRAWN_RATES_MBIT_S = (1.0, 5.0, 20.0)
 
@@ -35,7 +37,7 @@ class FaultKind(StrEnum):
     RECLAIM = "reclaim"  # spot capacity is reclaimed: SIGTERM, grace, last flush
     KILL = "kill"  # all processes of a host are killed at once
     KILL_RANK = "kill-rank"  # one rank's process is killed
-    PARTITION = "partition"  # hosts are cut off their job's network
+    PARTITION = "partition"  # hosts are cut off from their job's network
     SLOW = "slow"  # the rate of a host's link is limited
     DISK_FULL = "disk-full"  # the private disk of a host is filled
 
@@ -75,7 +77,7 @@ class PlannedFault:
 
     kind: FaultKind
     moment: Moment
-    hosts: tuple[str, ...] = ()  # empty if a reclaim may strike any host, and for a rank
+    hosts: tuple[str, ...] = ()  # empty for a fault of a rank, and for a reclaim that may strike any host
     rank: int | None = None
     length_s: float | None = None  # None: until the hosts are released
     rate_mbit_s: float | None = None
@@ -152,11 +154,12 @@ def check_hosts(faults: Sequence[PlannedFault], host_names: Sequence[str]) -> No
 
 
 def without_cuts(fault: PlannedFault, others: Sequence[PlannedFault], *, num_hosts: int) -> PlannedFault | None:
-    """Return a fault that ends without the cuts that other active faults still need, or None if no cut can end.
+    """Return a fault that ends only the cuts that no other active fault needs, or None if no cut can end.
 
     Args:
         others: faults that have begun and have not ended.
-        num_hosts: of the job; in a job of two hosts, a cut between them counts as a cut of the second host.
+        num_hosts: number of hosts of the job. In a job of two hosts, a cut between them counts as a cut of the second
+            host.
     """
     if fault.kind is not FaultKind.PARTITION:
         return fault

@@ -8,9 +8,9 @@ model.
 
 [Note: lining up batches]
 A program's own record contains batches, optimizer steps and printed lines in their order. The twin's record gives the
-number of optimizer steps before each printed step. If an attempt prints the same step after fewer steps of its own, it
-began later by the difference. The offset of an attempt is the difference that most of its printed steps have; the share
-of these steps tells how reliable the offset is.
+number of optimizer steps before each printed step. If an attempt prints the same step after fewer optimizer steps of
+its own, the attempt began later in the training by the difference. The offset of an attempt is the difference that most
+of its printed steps have; the share of these steps tells how reliable the offset is.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def make_history(attempts: Sequence[Attempt], scale: Scale, twin: Attempt) -> Hi
     Args:
         attempts: attempts of one job, in order.
         scale: scale of the twin's printed steps, on which every reading is placed.
-        twin: last attempt of the uninterrupted job; its record lines up the batches.
+        twin: last attempt of the uninterrupted job; its record is the reference for lining up the batches.
     """
     losses: dict[int, Reading] = {}
     first_losses: dict[int, Reading] = {}
@@ -158,7 +158,7 @@ def make_history(attempts: Sequence[Attempt], scale: Scale, twin: Attempt) -> Hi
 
 
 def _exactly_lost(before: Attempt, after: Attempt, offsets: Mapping[int, int]) -> int | None:
-    """Return the number of lost optimizer steps by the records, which also have unprinted steps; or None."""
+    """Return the number of lost optimizer steps, counted from records, which have unprinted steps too; or None."""
     if before.number not in offsets or after.number not in offsets or not before.records:
         return None
     done = offsets[before.number] + max(record.num_steps for record in before.records)

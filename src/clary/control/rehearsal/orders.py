@@ -1,4 +1,4 @@
-"""Parses orders for rehearsals sent to the service into arguments of `clary rehearse`. Pure.
+"""Converts orders for rehearsals, which the service receives, to arguments of `clary rehearse`. Pure.
 
 Where: the page `rehearsals` of a job receives orders; `reconcile.desks.rehearsal_desk` runs the command.
 
@@ -49,7 +49,7 @@ def read_order(
     Args:
         request: CreateTrainingJob request of the job to rehearse.
         refusals: kind of fault -> the reason why it is not available here.
-        largest_disk_bytes: most bytes of the disks of all hosts together.
+        largest_disk_bytes: maximum total size of the disks of all hosts in bytes.
         new_seed: seed of drawn faults if the order has no seed.
     Raises: ContractError naming what is wrong and the valid values.
     """
@@ -60,7 +60,7 @@ def read_order(
     num_drawn = _whole(asked, "random", 0, MAX_FAULTS)
     is_together = bool(asked.get("together"))
     if not faults and not num_drawn:
-        raise _wrong("nothing strikes: choose a fault, or have some drawn")
+        raise _wrong("the rehearsal has no fault: choose a fault, or have some drawn")
     for fault in faults:
         if fault.kind.value in refusals:
             raise _wrong(f"{fault}: {refusals[fault.kind.value]}")
@@ -70,7 +70,7 @@ def read_order(
     seed = None
     if num_drawn:
         if is_together:
-            raise _wrong("drawn faults strike at shares of the twin's steps: it has to run first")
+            raise _wrong("drawn faults strike at shares of the twin's steps, so the twin has to run first")
         seed = new_seed if asked.get("seed") is None else _whole(asked, "seed", 0, MAX_SEED)
         kinds = [kind for kind in FaultKind if kind.value not in refusals]
         drawn = draw_faults(num_drawn, seed=seed, host_names=hosts, kinds=kinds)

@@ -1,6 +1,6 @@
 """Steps and losses from log lines. Pure.
 
-Where: `clary rehearse` waits for steps with it while the job runs, and compares losses at the job's end. Lines are
+Where: `clary rehearse` uses it to wait for steps while the job runs, and to compare losses at the job's end. Lines are
 parsed with the request's MetricDefinitions if these name a step or a loss, else with patterns of common forms. For a
 script that prints epochs but no steps, epochs count as steps.
 """
@@ -15,7 +15,8 @@ from typing import Any
 from clary.base.errors import ContractError, Fault
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf)"
-# Blanks match before a sign or after the last sign, so that a run of blanks matches in only one way.
+# Whitespace matches before a separator such as `:` or after the last one, so that a run of whitespace matches in only
+# one way.
 _SEPARATOR = r"['\"]?(?:\s*[:=#])?(?:\s*\[)?\s*"
 _STEPS = (
     re.compile(rf"(?i)(?<![a-z_])global[_ -]?step{_SEPARATOR}(\d+)"),
@@ -101,5 +102,7 @@ def _compiled(text: str) -> re.Pattern[str]:
     except (re.error, RecursionError, OverflowError) as error:
         raise ContractError(f"{text!r} is not a regular expression: {error}", fault=Fault.USER) from None
     if not pattern.groups:
-        raise ContractError(f"{text!r} has no group: put what is the value in parentheses", fault=Fault.USER)
+        raise ContractError(
+            f"{text!r} has no group: put the part that matches the value in parentheses", fault=Fault.USER
+        )
     return pattern

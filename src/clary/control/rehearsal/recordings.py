@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from clary.control.rehearsal.readings import Reader, Reading
 
 Sample = int | str
-Batch = tuple[Sample, ...] | None  # number of each sample; None for a sample without a number
+# number of each sample; None for a batch whose samples have no numbers None for a sample without a number
+Batch = tuple[Sample, ...] | None
 
 
 @dataclass(frozen=True, kw_only=True)

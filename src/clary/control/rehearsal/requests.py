@@ -1,8 +1,8 @@
 """Makes the requests of a job's twin and rehearsal, with their own names and S3 prefixes. Pure.
 
-Where: `clary rehearse`. Neither may write to the job's own prefixes: outputs, checkpoints, tensors and profiles are
-written below a prefix of the rehearsal, and paths in hyperparameters and environment that name one of the job's
-prefixes are changed likewise.
+Where: `clary rehearse`. Neither the twin nor the rehearsal may write to the job's own prefixes: outputs, checkpoints,
+tensors and profiles are written below a prefix of the rehearsal, and paths in hyperparameters and environment that name
+one of the job's prefixes are redirected there, too.
 """
 
 from __future__ import annotations

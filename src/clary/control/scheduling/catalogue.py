@@ -33,7 +33,7 @@ GENERIC_NETWORK_MBIT_S = 10_000
 
 CPUS_PER_XLARGE = 4
 NEARNESS = 0.85  # cutoff of difflib: one or two different letters
-MAX_COUNT_IN_NAME = 1024  # a larger number in a name is no number of GPUs or of xlarges
+MAX_COUNT_IN_NAME = 1024  # a larger number in a name does not count as a number of GPUs or of xlarges
 
 _GPUS_IN_NAME = re.compile(r"(?<![0-9])([0-9]{1,4})[-_x]?gpus?(?![a-z])", re.IGNORECASE)
 _SIZE_IN_NAME = re.compile(r"\.(?:([0-9]{1,3})?xlarge|(large|medium))$")

@@ -20,7 +20,7 @@ GIB = 1024**3
 RESERVE_SHARE = 0.1  # share of the machine's memory for the system, the service, its object store and agents
 LEAST_RESERVE_BYTES = GIB  # an embedded object store under load takes about 650 MiB, the service 200 MiB
 MOST_RESERVE_BYTES = 16 * GIB
-MOST_RESERVE_SHARE = 0.25  # share of the memory of a machine too small for the least reserve
+MOST_RESERVE_SHARE = 0.25  # largest share of the memory that is reserved, on a machine too small for the least reserve
 
 
 class Bound(StrEnum):

@@ -5,8 +5,8 @@ is made; the reconcile loop calls `decide` for each waiting job, oldest first. P
 
 CPUs are limited, not reserved: every host may use as many as its type has, and `Capacity.max_hosts` bounds the number
 of hosts. Memory is reserved: a job starts when the limits of its hosts fit into the memory not reserved for other
-hosts; setting `memory_overcommit` relaxes this. A GPU belongs to one job at a time, or to several jobs with fractions
-of a host (`host_shares`), each of which counts as its fraction.
+hosts; setting `memory_overcommit` relaxes this. A GPU belongs to one job at a time, or to several jobs that each have a
+fraction of a host (`host_shares`) and hold the matching fraction of the GPU.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Capacity:
 
     max_hosts: int
     num_gpus: int
-    memory_per_host_bytes: int  # most bytes that one host may use
-    memory_bytes: int  # most bytes of all hosts' limits together
+    memory_per_host_bytes: int  # maximum memory of one host in bytes
+    memory_bytes: int  # maximum sum of all hosts' memory limits in bytes
 
 
 def capacity_of(machine: Machine, settings: Settings) -> Capacity:
@@ -82,7 +82,7 @@ class HostMapping:
 
     @property
     def memory_bytes(self) -> int:
-        """Sum of the limits of its hosts."""
+        """Sum of the memory limits of the job's hosts, in bytes."""
         return sum(host.resources.memory_bytes or 0 for host in self.hosts)
 
     def resources(self, gpus: Sequence[Sequence[int]]) -> dict[str, Resources]:
@@ -103,9 +103,10 @@ def map_hosts(
 ) -> HostMapping:
     """Divide `machine` among the hosts of one job.
 
-    Processes per host are the type's GPUs (or NeuronCores, or one), limited to the machine's units if
-    `clamp_processes` is set. `notes` name every difference from the real type; `warnings` name the assumptions about
-    a type that is not in the catalogue, whose name may be misspelt.
+    Processes per host are the type's GPUs (or NeuronCores, or one). If `clamp_processes` is set, they are limited to
+    the GPUs that the host gets, or to the machine's CPUs if the type or the machine has no GPUs. `notes` name every
+    difference from the real type; `warnings` name the assumptions about a type that is not in the catalogue, whose name
+    may be misspelt.
 
     Args:
         groups: groups in the request's order, which decides the hosts' numbers.
@@ -185,7 +186,7 @@ class Need:
 
     @property
     def hosts_used(self) -> float:
-        """Number of hosts that the job counts as in `Capacity.max_hosts`; fractions of hosts count as fractions."""
+        """Number of hosts that the job takes up of `Capacity.max_hosts`; fractions of hosts count as fractions."""
         return round(self.num_hosts * self.share, 6)
 
 
@@ -202,7 +203,7 @@ class Holding:
 
     @property
     def hosts_used(self) -> float:
-        """Number of hosts that the job counts as in `Capacity.max_hosts`; fractions of hosts count as fractions."""
+        """Number of hosts that the job takes up of `Capacity.max_hosts`; fractions of hosts count as fractions."""
         return round(self.num_hosts * self.share, 6)
 
 
@@ -269,7 +270,7 @@ def _free_gpus(need: Need, running: Sequence[Holding], num_gpus: int) -> list[in
 
 
 def behind(names_ahead: Sequence[str]) -> str:
-    """Return why a job waits that is behind others in the queue, which are given oldest first."""
+    """Return why a job behind others in the queue waits; the names of the others come oldest first."""
     jobs = "1 older job waits" if len(names_ahead) == 1 else f"{len(names_ahead)} older jobs wait"
     return f"First come, first served: {jobs} for hosts ({_some_names(names_ahead)})."
 
@@ -383,7 +384,7 @@ def _memory_advice(
     capacity = capacity_of(machine, settings)
     unset = capacity_of(machine, replace(settings, memory_per_host_bytes=0))
     of_machine = unset.memory_per_host_bytes
-    # The most that any type could give: the shares if this type had all the machine's memory.
+    # Largest memory that any type could give: the hosts' shares if their type had all the machine's memory.
     largest = {**shapes, shape.name: replace(shape, memory_bytes=of_machine)}
     types = [group.instance_type for group in groups for _ in range(group.num_hosts)]
     most, without_setting = (

@@ -28,7 +28,7 @@ _TYPE_MEMBERS = ("usd_per_hour", "spot_fraction", "is_estimated")
 
 @dataclass(frozen=True, kw_only=True)
 class TypePrice:
-    """One instance of a type for an hour."""
+    """Price of one instance of a type for an hour."""
 
     usd_per_hour: float  # price of capacity on demand
     spot_fraction: float  # ratio of the spot price to the price on demand
@@ -41,7 +41,7 @@ class PriceList:
     """Prices by type."""
 
     types: Mapping[str, TypePrice]
-    default_spot_fraction: float  # currency shown for jobs with a type without a price
+    default_spot_fraction: float  # ratio of the spot price to the on-demand price, for jobs with a type without a price
     without_price: tuple[str, ...] = ()  # types of the catalogue for which no price was available
 
     def of_job(self, request: JobRequest) -> JobPrice:
@@ -166,7 +166,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members: dict[str, Any] = {}
     for name, value in pairs:
         if name in members:
-            raise ValueError(f"{name[:60]!r} is there twice")
+            raise ValueError(f"{name[:60]!r} appears twice")
         members[name] = value
     return members
 

@@ -14,7 +14,9 @@ from statistics import median
 
 from clary.control.scheduling.placement import Capacity, Holding, Need, Place, decide
 
-MOST_ESTIMATED = 100  # number of first jobs of the queue; each is tried anew after every earlier end of a job
+# number of jobs at the head of the queue that get an estimate; each is tried again after every job that ends before it
+# starts
+MOST_ESTIMATED = 100
 _MANY_S = 3.15e9  # a hundred years, in seconds; a later start counts as unknown
 
 

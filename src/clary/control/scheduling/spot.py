@@ -176,9 +176,9 @@ def _line_points(text: str, source: str) -> list[tuple[float, int]]:
             raise _error(f"{where}: expected SECONDS HOSTS, got {line.strip()[:80]!r}")
         start_s, count = _seconds(words[0], where), _count(words[1], where)
         if not points and start_s != 0:
-            raise _error(f"{where}: the first line says what there is at second 0, got second {words[0]}")
+            raise _error(f"{where}: the first line must give the hosts at second 0, got second {words[0]}")
         if points and start_s <= points[-1][0]:
-            raise _error(f"{where}: expected a second after {points[-1][0]:g}, got {words[0]}")
+            raise _error(f"{where}: expected a time later than second {points[-1][0]:g}, got {words[0]}")
         points.append((start_s, count))
     if not points:
         raise _error(f"{source}: expected at least one line of SECONDS HOSTS, got none")

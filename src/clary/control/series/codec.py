@@ -129,7 +129,7 @@ def _inflated(data: bytes, max_bytes: int) -> bytes:
     inflater = zlib.decompressobj()
     raw = inflater.decompress(data, max_bytes + 1)
     if len(raw) > max_bytes or not inflater.eof:
-        raise ValueError("a piece is longer than its rows, or cut")
+        raise ValueError("a piece is longer than its rows require, or truncated")
     return raw
 
 

@@ -16,14 +16,15 @@ from clary.base.errors import ContractError, Fault
 from clary.control.series.rollups import fold
 from clary.control.series.tables import SeriesTable, between
 
-ROWS_MS = 0  # the step of unfolded rows
+ROWS_MS = 0  # the step of rows that are not rolled up
 FINE_MS, COARSE_MS = 10_000, 300_000
 STEPS_MS = (ROWS_MS, FINE_MS, COARSE_MS)
 MAX_POINTS = 100_000  # points of one answer, all series together
 MAX_PATTERN = 200  # characters
 MAX_WILDCARDS = 12  # of a pattern
 _OWNER = re.compile(r"[a-zA-Z0-9-]{1,63}")
-_MISFIT = 10  # a step at least this many times as long as a roll-up may begin or end within a roll-up
+# a query's step may begin or end within a roll-up if it is at least this many times as long as the roll-up
+_MISFIT = 10
 _PATTERN = re.compile(r"[a-z0-9_/*?,-]*")
 
 

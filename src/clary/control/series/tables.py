@@ -1,4 +1,4 @@
-"""Table of one host's numbers over time, by column: unfolded rows, or roll-ups of rows.
+"""Table of one host's numbers over time, by column: rows as measured, or roll-ups of rows.
 
 Where: the sample gateway makes tables from batches, `codec` converts them to blocks and back, `rollups` folds them.
 """

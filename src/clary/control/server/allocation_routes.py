@@ -1,4 +1,4 @@
-"""Handlers for requests of boots on other machines: enrolment, and the agent's bundle.
+"""Handlers for requests of boot programs on other machines: enrolment, and the agent's bundle.
 
 Where: `route_table`. Any machine on the nodes' network can send requests to these routes. For each host number the
 first boot with a valid proof gets the agent's tokens; every other boot gets 410. The bundle contains only public code.

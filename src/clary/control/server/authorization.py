@@ -1,7 +1,7 @@
 """Authorization of a route's caller: by token of an agent, program, scraper or owner, or by console session.
 
-Where: `clary_handler` authorizes each request by its head, and again with its body. The part that knows a token
-compares it: a gateway the tokens of attempts, `edge.access` the owner's token.
+Where: `clary_handler` authorizes each request by its head, and again with its body. Each token is compared by the part
+that knows it: tokens of attempts by a gateway, the owner's token by `edge.access`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Authorizer:
         metrics_token: token that permits reading the metrics.
         metrics_page: setting `metrics_page`.
         max_body_bytes: largest body of a known caller.
-        boxes: knows the tokens of boxes; None with another engine.
+        boxes: knows the tokens of boxes; None if the engine has no boxes.
         engine: setting `engine`.
     """
 

@@ -40,7 +40,8 @@ WARNING_OPERATIONS = {
     ("sagemaker", "UpdateTrainingJob"),
     ("sagemaker", "CreateHyperParameterTuningJob"),
 }
-# Operations with a decision on each member: an unknown member is refused unless the operation can warn of it.
+# Operations whose members each have an entry in a table of decisions: an unknown member is refused unless the operation
+# can warn of it.
 DECIDED_OPERATIONS = {("sagemaker", name) for name in TABLES}
 MAX_NAMED = 300  # characters of members' names in a refusal
 

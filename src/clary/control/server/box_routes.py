@@ -1,6 +1,6 @@
 """Handlers for requests of boxes, of machines that join, and of the owner of boxes.
 
-Where: `route_table` names these functions. A service with another engine than boxes answers 409.
+Where: `route_table` names these functions. A service whose engine is not boxes answers 409.
 """
 
 from __future__ import annotations

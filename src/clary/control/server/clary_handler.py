@@ -50,7 +50,7 @@ class ClaryHandler:
         self._large = LargeBodies()
 
     def admit(self, head: HttpRequest) -> Admission | Refusal:
-        """Decide by its head how large a request's body may be: a few bytes without a token or cookie for its route."""
+        """Decide by a request's head how large its body may be: small without a token or cookie for its route."""
         try:
             caller = self._enter(head)[1].caller
         except WireError as error:
@@ -85,7 +85,7 @@ class ClaryHandler:
         if isinstance(document, Awaitable):
             document = await document
         if route.hides_secrets and asked.caller.session is not None:
-            document = await asyncio.to_thread(hide_secrets, document)  # a second for a dump of many processes
+            document = await asyncio.to_thread(hide_secrets, document)  # takes a second for a dump of many processes
         answer = document if isinstance(document, HttpResponse) else _json_answer(document)
         return finite_answer(answer) if route.who is Who.OWNER else answer
 

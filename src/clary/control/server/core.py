@@ -124,7 +124,7 @@ class Core:
         )
 
     async def load(self, stack: AsyncExitStack) -> None:
-        """Load all jobs, release hosts that no job owns, and end rehearsals of an earlier service."""
+        """Load all jobs, release hosts that no job owns, and end rehearsals of an earlier run of the service."""
         hub, store = self.hub, self._base.store
         await self._take_over_folders()
         hub.listen(self.notices.on_change)
@@ -153,7 +153,7 @@ class Core:
             await take_over(folder, self._base.store.documents(kind), first=first, keeps_files=kind != "dumps")
 
     def reconciler(self, isolation: Isolation) -> Reconciler:
-        """Return the reconciler, which moves jobs through their life cycle; its plans have hosts of this isolation."""
+        """Return the reconciler, which moves jobs through their life cycle; hosts in its plans have this isolation."""
         base, settings = self._base, self._base.settings
         urls = base.ports.urls(settings)
         site = Site(

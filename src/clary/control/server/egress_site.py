@@ -54,7 +54,7 @@ def egress_policy(
 
 
 def _places(url: str) -> set[tuple[Address, int]]:
-    """Return the addresses and the port of a server that the service uses; no addresses for a file or unknown name."""
+    """Return the addresses and the port of a server that the service uses; empty for a file or unknown host."""
     parts = urlsplit(url)
     port = parts.port or _DEFAULT_PORTS.get(parts.scheme.partition("+")[0])
     if not parts.hostname or port is None:

@@ -107,7 +107,7 @@ async def open_foundations(
 
 
 def _former_service(folder: StateFolder) -> ServiceRecord | None:
-    """Return the record of the last service, which has ended, because this process holds the folder's lock."""
+    """Return the record of the folder's last service; it has ended, because this process holds the lock."""
     try:
         return folder.read_service_record()
     except ContractError as error:

@@ -1,4 +1,4 @@
-"""Chooses the source of hosts by setting `engine`: this machine, a Slurm cluster, or boxes.
+"""Chooses the source of hosts as the setting `engine` says: this machine, a Slurm cluster, or boxes.
 
 Where: `core` builds the engine with it, before jobs are loaded.
 """
@@ -25,12 +25,12 @@ from clary.control.state_folder import StateFolder
 
 MARK_DIGITS = 8
 SLURM_FOLDER = "slurm"
-MOST_NAMED = 5  # most jobs that an error names
+MOST_NAMED = 5  # maximum number of jobs that an error names
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostSource:
-    """An engine of other machines, and the desk of boxes if it has boxes."""
+    """An engine whose hosts are other machines, and the `BoxDesk` if these machines are boxes."""
 
     engine: ClusterEngine
     boxes: BoxDesk | None
@@ -50,15 +50,15 @@ def require_same_engine(folder: StateFolder, engine: str, holders: Sequence[str]
     if last != engine and holders:
         names = ", ".join(holders[:MOST_NAMED]) + (" and others" if len(holders) > MOST_NAMED else "")
         raise EngineError(
-            f"jobs hold hosts of engine {last}, and this service would have engine {engine}: {names}. Go on with "
-            f"them: clary up --engine {last}; or stop them there first",
+            f"jobs hold hosts of engine {last}, and this service would have engine {engine}: {names}. "
+            f"Continue these jobs with: clary up --engine {last}; or stop them with that engine first",
             fault=Fault.USER,
         )
     folder.write_engine(engine)
 
 
 def other_machines(base: Foundations) -> HostSource | None:
-    """Return the engine that setting `engine` names; None for this machine.
+    """Return the engine that the setting `engine` names; None for this machine.
 
     Args:
         base: settings, keys and ports of the service.

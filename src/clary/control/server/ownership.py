@@ -1,7 +1,8 @@
 """Ensures one service per state folder and per database.
 
-Where: `service` enters both before it reads a job. The folder's lock ends with the process; the database's lease
-expires by itself, and a service that loses the lease stops, because another service manages the jobs now.
+Where: `service` enters both context managers before it reads a job. The folder's lock ends with the process; the
+database's lease expires by itself, and a service that loses the lease stops, because another service manages the jobs
+now.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ async def database_lease(store: Store, folder: StateFolder, leave: asyncio.Event
     while (lease := await store.acquire_lease(LEASE_NAME, owner, LEASE_TTL_S)) is None:
         # The lease of a killed service expires by itself; a living service renews it.
         if asyncio.get_running_loop().time() > deadline:
-            raise StoreError("another service moves the jobs of this database; stop it, or use another database")
+            raise StoreError("another service runs the jobs of this database; stop it, or use another database")
         await asyncio.sleep(1)
     task = asyncio.create_task(_renew(store, lease, leave), name="lease")
     try:

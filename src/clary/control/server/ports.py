@@ -61,8 +61,8 @@ def choose_ports(settings: Settings, left: ServiceRecord | None) -> Ports:
     """
     if settings.engine != "local" and not settings.tls_port:
         raise EngineError(
-            f"engine {settings.engine}: other machines reach the service by TLS alone, and setting tls_port is 0; "
-            "set a port",
+            f"engine {settings.engine}: other machines can reach the service only by TLS, but the setting "
+            "tls_port is 0; set a port",
             fault=Fault.USER,
         )
     with contextlib.ExitStack() as held:
@@ -103,7 +103,8 @@ def _take(held: contextlib.ExitStack, host: str, wanted: int, earlier: int) -> i
         listening.bind((host, wanted))
     except OSError as error:
         raise EngineError(
-            f"can not listen on {host}:{wanted}: {error.strerror}; stop what uses it, or set port or tls_port",
+            f"can not listen on {host}:{wanted}: {error.strerror}; stop the program that uses this port, "
+            "or set port or tls_port",
             fault=Fault.USER,
         ) from error
     return int(listening.getsockname()[1])

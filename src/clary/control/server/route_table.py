@@ -4,7 +4,8 @@ Where: `clary_handler` uses the first row that a request matches, and `authoriza
 function is called. The listener itself answers the health check and the console's files, which need no authorization;
 it recognizes S3 and the other AWS services by their signatures (`edge.matching`).
 
-Rows of pages match any method, so a change of the same path has a row before the page's.
+Rows of pages match any method, so the row of a request that changes something stands before the row of the page with
+the same path.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", _BOX + "/resume", OWNER, box_routes.resume),
     Route("POST", _BOX + "/remove", OWNER, box_routes.remove),
     Route("POST", _V1 + "/join-tokens", OWNER, box_routes.join_token),
-    # Boots on other machines, and their files (contract/enrolment.py)
+    # Hosts that boot on other machines, and the files that they fetch (contract/enrolment.py)
     Route("POST", _ALLOCATION, ANYBODY, lambda own, ask: enrol(own.cluster, *_place(ask), ask.request)),
     Route(ANY, _V1 + "/allocations{rest+}", NOBODY, _absent("no such allocation: {method} {path}")),
     Route("GET", _V1 + "/agent/{digest}", ANYBODY, lambda own, ask: bundle(own.cluster, ask.values["digest"])),

@@ -66,8 +66,8 @@ class Caller:
     """Authorized sender of a request.
 
     Args:
-        name: name to whose share of the body budget the body is charged.
-        max_body_bytes: largest body of the request.
+        name: name of the client in whose share of the body budget the request's body is counted.
+        max_body_bytes: maximum size of the request's body.
         is_known: whether the request's head proves the caller's identity.
         job: job of an agent or a program.
         host: host of an agent or a program.
@@ -103,7 +103,8 @@ class Parts:
     rehearsals: RehearsalPages
     strikes: RehearsalActions
     sign_in: SignIn
-    shared: Callable[[bool], Sequence[str]]  # returns sentences on shared parts, with or without a network of the job
+    # returns sentences on shared parts; its argument tells whether the job has a network value of the
+    shared: Callable[[bool], Sequence[str]]
     engine: str = "local"  # setting `engine`
     boxes: BoxDesk | None = None  # only with engine boxes
 
@@ -164,7 +165,7 @@ class Route:
         methods: separated by spaces; `ANY` for all methods.
         path: template, `/jobs/{job}/pages/{rest+}`.
         who: permitted callers.
-        act: returns the answer, or a document for a JSON answer, or an awaitable of either; None is `{}`.
+        act: returns the answer, or a document for a JSON answer, or an awaitable of either; None stands for `{}`.
         reads: type of the message in the body; None leaves the body to `act`.
         hides_secrets: whether a browser gets the document without secrets, because other people may see its screen.
     """

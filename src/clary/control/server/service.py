@@ -77,7 +77,8 @@ async def run_service(
         for sentence in unused_settings(settings):
             log.warning("%s", sentence)
         await leave.wait()
-        await core.rehearsing.interrupt()  # before the rehearsals' jobs end, because their ends would look like results
+        # before the rehearsals' jobs are ended, because these ends would look like results
+        await core.rehearsing.interrupt()
         await _end_jobs(core.hub, reconciler)
 
 
@@ -132,7 +133,7 @@ def _forget_address(folder: StateFolder, hub: JobHub) -> None:
 
 
 async def _end_jobs(hub: JobHub, reconciler: Reconciler) -> None:
-    """Stop running jobs and wait for their results; waiting jobs wait for the next service.
+    """End the running jobs and wait for their results; queued jobs wait for the next service.
 
     A job whose stop cannot be stored, on a full disk for instance, continues to run.
     """

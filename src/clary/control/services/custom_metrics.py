@@ -2,8 +2,9 @@
 
 Where: `dispatch` calls it; `services.metrics` reads the values under their own namespace and dimensions.
 A value belongs to the job whose program sends it, or to the job in the dimension TrainingJobName; other metrics are
-refused. The last unit of a metric is stored with the job. Values keep their exact times whatever StorageResolution is,
-so that no time is rounded to 60 s. Sums of several values (StatisticValues) are accepted only if all values are equal.
+refused. The unit sent last for a metric is stored with the job. Values keep their exact times whatever
+StorageResolution is, so that no time is rounded to 60 s. Sums of several values (StatisticValues) are accepted only if
+all values are equal.
 Source: PutMetricData, MetricDatum (CloudWatch API reference).
 """
 
@@ -25,9 +26,10 @@ RESERVED = ("AWS/", "/aws/sagemaker/")  # namespaces of the platform's own metri
 OLDEST, NEWEST = timedelta(days=14), timedelta(hours=2)  # limits of a timestamp, before and after now
 RESOLUTIONS_S = (1, 60)
 NO_UNIT = "None"  # CloudWatch's name for a missing unit
-MAX_UNITS = 500  # most units stored with a job
+MAX_UNITS = 500  # maximum number of units stored with a job
 MANY_UNITS = f"PutMetricData: units of the first {MAX_UNITS} metrics are kept; the others have unit {NO_UNIT}"
-MAX_VALUES = 15_000  # of a request, repeats included; CloudWatch accepts 1000 data of 150 values with any counts
+# values in one request, repeats included; CloudWatch accepts 1000 data of 150 values with any counts
+MAX_VALUES = 15_000
 
 
 async def put_metric_data(call: Call) -> Mapping[str, Any]:
@@ -40,7 +42,7 @@ async def put_metric_data(call: Call) -> Mapping[str, Any]:
     if namespace.startswith(RESERVED):
         raise _invalid(f"The value {namespace} for parameter Namespace is reserved: choose one of your own.")
     if params.get("EntityMetricData"):
-        raise _invalid("EntityMetricData is not kept here: put the metrics as MetricData.")
+        raise _invalid("EntityMetricData is not supported here: send the metrics as MetricData.")
     by_job: dict[str, list[FinalMetric]] = {}
     units: dict[str, dict[str, str]] = {}
     num_values = 0
@@ -48,13 +50,13 @@ async def put_metric_data(call: Call) -> Mapping[str, Any]:
         values = list(_values(datum))
         num_values += len(values)
         if num_values > MAX_VALUES:
-            raise _invalid(f"A request has at most {MAX_VALUES} values: put the others by another one.")
+            raise _invalid(f"A request has at most {MAX_VALUES} values: send the others in another request.")
         dimensions = _dimensions(datum)
         job_name = calling_job(call) or dimensions.get(JOB_DIMENSION)
         if not job_name:
             raise _invalid(
-                f"The metric {datum['MetricName']} belongs to no training job: put it from a job's program, or name "
-                f"the job by the dimension {JOB_DIMENSION}."
+                f"The metric {datum['MetricName']} belongs to no training job: send it from a job's program, "
+                f"or name the job in the dimension {JOB_DIMENSION}."
             )
         name = stored_name(namespace, datum["MetricName"], dimensions)
         at = _moment(datum, call.services.clock.now())
@@ -77,7 +79,7 @@ async def put_metric_data(call: Call) -> Mapping[str, Any]:
 
 
 async def _keep_units(call: Call, job_name: str, units: Mapping[str, str]) -> None:
-    """Store the unit of each metric with the job, unless it is stored already, as is usual."""
+    """Store the unit of each metric with the job, unless it is stored already, which is the usual case."""
     job = await call.services.find_job(job_name)
     if job is not None and _with_units(job, units) is not job:
         await call.services.hub.update(job_name, lambda current: _with_units(current, units))
@@ -135,7 +137,7 @@ def _values(datum: Mapping[str, Any]) -> Iterator[float]:
         raise _invalid(f"Counts of the metric {datum['MetricName']} must be as many as its Values.")
     for value, count in zip(values, counts, strict=True):
         if not math.isfinite(value):
-            raise _invalid(f"The value {value} of the metric {datum['MetricName']} is no number that is kept.")
+            raise _invalid(f"The value {value} of the metric {datum['MetricName']} is not a finite number.")
         if not 1 <= count <= MAX_VALUES or count != int(count):
             raise _invalid(f"Counts of the metric {datum['MetricName']} are whole numbers from 1 to {MAX_VALUES}.")
         for _ in range(int(count)):
@@ -147,7 +149,8 @@ def _single(metric: str, statistics: Mapping[str, float]) -> float:
     total = least * float(statistics["SampleCount"])
     if least != greatest or not math.isfinite(least) or not math.isclose(total, statistics["Sum"], rel_tol=1e-6):
         raise _invalid(
-            f"StatisticValues of the metric {metric} sum up different values, of which no curve is drawn: put Values."
+            f"StatisticValues of the metric {metric} summarize different values, which can not be drawn "
+            "as a curve: send Values."
         )
     return least
 

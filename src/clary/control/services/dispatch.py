@@ -109,7 +109,8 @@ HANDLERS: Mapping[tuple[str, str], Handler] = {
 
 # Services whose handlers cover all kinds of existing records, so that lists of other kinds are empty.
 LISTED_EMPTY = frozenset({"sagemaker", "iam", "cloudwatch"})
-ALWAYS_THERE = ("RoleName",)  # members that name resources that exist under every name, such as roles
+# members that are accepted with any value, because every name exists, such as names of roles
+ALWAYS_THERE = ("RoleName",)
 
 
 async def dispatch(service: str, operation: str, call: Call) -> Mapping[str, Any]:

@@ -26,8 +26,9 @@ from clary.control.wire.serializing import MEMBERS
 
 LANGUAGE = "CWLI"
 OWNER = "owner"
-MAX_LISTED = 1000  # DescribeQueries, maxResults
-# Larger numbers are milliseconds, which some clients send (awswrangler): as seconds they would be after 5138.
+MAX_LISTED = 1000  # limit of maxResults in DescribeQueries
+# Larger numbers are milliseconds, which some clients send (awswrangler): as seconds they would be after the
+# year 5138.
 _LAST_SECOND = 10**11
 _TOKEN_KEY = secrets.token_bytes(32)  # new at each start of the service, which forgets results anyway
 
@@ -46,7 +47,7 @@ async def start_query(call: Call) -> Mapping[str, Any]:
         raise _invalid(f"limit must be 1 to {MAX_ROWS} here, got {limit}: ask for shorter ranges of time.")
     start_ms, end_ms = _milliseconds(params["startTime"]), _milliseconds(params["endTime"], is_end=True)
     if start_ms >= end_ms:
-        raise _invalid(f"startTime must not lie behind endTime; got {params['startTime']} and {params['endTime']}.")
+        raise _invalid(f"startTime must not be after endTime; got {params['startTime']} and {params['endTime']}.")
     text = params["queryString"]
     try:
         plan = plan_of(text, limit=limit)

@@ -1,4 +1,4 @@
-"""CloudWatch's GetMetricData: several metrics at once, in pages of MaxDatapoints. Member Expression is refused.
+"""CloudWatch's GetMetricData: several metrics at once, in pages of MaxDatapoints. The member Expression is refused.
 
 Source: GetMetricData, MetricDataQuery (CloudWatch API reference). Timestamps descend unless ScanBy requests ascending
 timestamps.
@@ -18,7 +18,7 @@ from clary.control.store import tokens
 from clary.control.store.errors import BadToken
 
 MAX_QUERIES = 500
-MAX_DATAPOINTS = 100_800  # most points of one answer
+MAX_DATAPOINTS = 100_800  # maximum number of points in one answer
 STATISTICS = ("Average", "Sum", "Minimum", "Maximum", "SampleCount")
 ASCENDING = "TimestampAscending"
 _TOKEN_KEY = secrets.token_bytes(32)  # in memory only: a client fetches all pages from the same service process
@@ -36,7 +36,7 @@ async def get_metric_data(call: Call) -> Mapping[str, Any]:
         raise WireError("ValidationError", "StartTime must be before EndTime.")
     identifiers = [query["Id"] for query in queries]
     if len(set(identifiers)) != len(identifiers):
-        raise WireError("ValidationError", "Each Id of MetricDataQueries must be there once.")
+        raise WireError("ValidationError", "Each Id of MetricDataQueries must be unique.")
     stats = {query["Id"]: _metric_stat(query) for query in queries}
     _require_bounded(params, stats)
     _require_own_account(call, queries)
@@ -101,8 +101,8 @@ def _metric_stat(query: Mapping[str, Any]) -> Mapping[str, Any]:
     if query.get("Expression"):
         raise WireError(
             "ValidationError",
-            f"Error in expression {name!r}: this service answers no Expression; ask for the metrics themselves with "
-            "MetricStat, and compute from their values.",
+            f"Error in expression {name!r}: this service does not support Expression; request the metrics "
+            "themselves with MetricStat, and compute from their values.",
         )
     stat: Mapping[str, Any] | None = query.get("MetricStat")
     if stat is None:
@@ -110,7 +110,8 @@ def _metric_stat(query: Mapping[str, Any]) -> Mapping[str, Any]:
     if stat["Stat"] not in STATISTICS:
         raise WireError(
             "ValidationError",
-            f"The statistic {stat['Stat']!r} of query {name!r} is not kept: ask for one of {', '.join(STATISTICS)}.",
+            f"The statistic {stat['Stat']!r} of query {name!r} is not supported: ask for one of "
+            f"{', '.join(STATISTICS)}.",
         )
     if stat["Period"] < 1:
         raise WireError("ValidationError", f"Period of query {name!r} must be at least 1 second, got {stat['Period']}.")

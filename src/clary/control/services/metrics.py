@@ -22,7 +22,7 @@ from clary.control.services.instance_metrics import Statistics
 NAMESPACE = "/aws/sagemaker/TrainingJobs"
 DIMENSION = "TrainingJobName"
 HOST_DIMENSION = "Host"
-MAX_DATAPOINTS = 1440  # most points of one answer
+MAX_DATAPOINTS = 1440  # maximum number of points in one answer
 _UNITS = {**host_metrics.UNITS, **dict.fromkeys(instance_metrics.SERIES, instance_metrics.UNIT)}
 
 
@@ -39,7 +39,8 @@ async def get_metric_statistics(call: Call) -> Mapping[str, Any]:
     if params.get("ExtendedStatistics"):
         raise WireError(
             "InvalidParameterCombination",
-            f"ExtendedStatistics are not kept here: ask for Statistics; got {', '.join(params['ExtendedStatistics'])}.",
+            "ExtendedStatistics are not supported here: ask for Statistics; got "
+            f"{', '.join(params['ExtendedStatistics'])}.",
         )
     if not wanted:
         raise WireError("InvalidParameterCombination", "At least one of Statistics must be given.")
@@ -71,7 +72,7 @@ async def get_metric_statistics(call: Call) -> Mapping[str, Any]:
 async def statistics_by_period(
     call: Call, metric: Mapping[str, Any], *, start: datetime, end: datetime, period_s: int, unit: str | None = None
 ) -> dict[int, Statistics]:
-    """Return the statistics of each period with values, by its start in seconds since 1970.
+    """Return the statistics of each period with values, keyed by the period's start in seconds since 1970.
 
     Args:
         call: the call, which names the caller.

@@ -31,7 +31,7 @@ MAX_KEPT_PER_CLIENT = 50
 MAX_KEPT_CHARACTERS = 64 << 20  # characters of the results of all clients
 KEPT_S = 3600.0
 SLICE_S = 0.05
-WORK_S = 120.0  # limit of the sum of a query's slices, which read some millions of lines a minute
+WORK_S = 120.0  # limit of the total time of a query's slices, which read some millions of lines a minute
 WAIT_S = 900.0  # limit from the start of a query to its end, waits for other queries included
 
 _log = logging.getLogger(__name__)
@@ -124,8 +124,9 @@ class QueryDesk:
         own = sum(query.client == client for query in unfinished)
         if own >= MAX_UNFINISHED_PER_CLIENT or len(unfinished) >= MAX_UNFINISHED:
             raise TooManyQueries(
-                f"{own} queries of yours and {len(unfinished)} of all clients are not finished; at most "
-                f"{MAX_UNFINISHED_PER_CLIENT} and {MAX_UNFINISHED} may be: wait for some, or stop them with StopQuery"
+                f"{own} of your queries and {len(unfinished)} queries of all clients are unfinished; the "
+                f"limits are {MAX_UNFINISHED_PER_CLIENT} and {MAX_UNFINISHED}: wait until some have ended, or "
+                "stop them with StopQuery"
             )
         query = LogQuery(
             query_id=str(uuid4()),
@@ -150,8 +151,8 @@ class QueryDesk:
         query = self._queries.get(query_id)
         if query is None or client not in (None, query.client) or self._is_old(query):
             raise QueryNotFound(
-                f"no query {query_id[:100]!r}: results are kept for {KEPT_S:g} s and {MAX_KEPT_PER_CLIENT} queries a "
-                f"client, and a restart of the service forgets them; start it again"
+                f"no query {query_id[:100]!r}: results are kept for {KEPT_S:g} s and {MAX_KEPT_PER_CLIENT} "
+                "queries per client, and a restart of the service forgets them; start the query again"
             )
         return query
 
@@ -214,7 +215,7 @@ class QueryDesk:
                 began_s = self._clock.monotonic()
                 if await self._logs.advance(scan, take, budget_s=SLICE_S):
                     return True
-                # At least a slice, because with a clock that stands still a query would never end.
+                # A slice counts at least SLICE_S, because with a clock that stands still a query would never end.
                 worked_s += max(self._clock.monotonic() - began_s, SLICE_S)
         return False
 

@@ -46,7 +46,7 @@ async def list_tags(call: Call) -> Mapping[str, Any]:
     limit = call.params.get("MaxResults") or PAGE_SIZE
     token = call.params.get("NextToken") or "0"
     if not (token.isascii() and token.isdecimal()):
-        raise WireError("ValidationException", "Invalid NextToken: take it from the last answer as it is.")
+        raise WireError("ValidationException", "Invalid NextToken: pass the token of the previous answer unchanged.")
     start = int(token)
     page = {"Tags": tags[start : start + limit]}
     return {**page, "NextToken": str(start + limit)} if start + limit < len(tags) else page

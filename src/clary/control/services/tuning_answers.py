@@ -1,4 +1,4 @@
-"""Answers on tuning jobs from their records. Pure.
+"""Answers to requests about tuning jobs, made from their records. Pure.
 
 Source: DescribeHyperParameterTuningJobResponse, HyperParameterTuningJobSummary, HyperParameterTrainingJobSummary.
 """
@@ -66,10 +66,10 @@ def describe_tuning_job(
 
 
 def _told_request(request: TuningRequest) -> dict[str, Any]:
-    """Return the answer's members of the request, and two members that the SDK's `HyperparameterTuner.attach` reads.
+    """Return the request's members for the answer, and two that the SDK's `HyperparameterTuner.attach` reads.
 
-    These two are the hyperparameter that the service adds, and a ResourceConfig, even if the request names its hosts by
-    other members.
+    These two are the hyperparameter that the service adds, and a ResourceConfig, which is present even if the request
+    describes its hosts in other members.
     """
     told = {name: request.request[name] for name in _SAME_MEMBERS if name in request.request}
     definitions = [

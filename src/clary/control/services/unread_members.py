@@ -12,7 +12,7 @@ _ONE_ACCOUNT = "there is one account, and none is linked to it"
 _NOTHING_MASKED = "nothing in a log is masked"
 _ONE_PAGE = "the answer is one page"
 _NO_POLICIES = "no policy is read here: the answer tells what this service allows, which is everything"
-_NO_CONDITIONS = "roles have no policies with conditions on it"
+_NO_CONDITIONS = "roles have no policies whose conditions could refer to it"
 _ONE_VALUE = "it has one value"
 
 UNREAD: Mapping[tuple[str, str], Mapping[str, str]] = {

@@ -20,7 +20,8 @@ from clary.base.errors import Fault, StoreError
 
 SIDE_FILES = ("-wal", "-shm")
 CHECK_TIMEOUT_S = 20.0  # longest check of a database; a longer check ends early and counts as passed
-SPARE_FACTOR = 2  # free space that a backup needs, in database sizes, so that it never fills the disk
+# free space that a backup needs, as a multiple of the database's size, so that it never fills the disk
+SPARE_FACTOR = 2
 _NAME = re.compile(r"clary-([0-9]{8}T[0-9]{12})Z\.db")
 _TIME_FORMAT = "%Y%m%dT%H%M%S%f"
 _STEPS = 100_000  # instructions of SQLite's virtual machine between checks of the time
@@ -42,7 +43,7 @@ class Backups:
         database: its file.
         folder: folder of the backups.
         keep: number of backups that stay; older ones are removed.
-        monotonic: clock in seconds, to bound a check.
+        monotonic: clock in seconds, used to limit the duration of a check.
     """
 
     def __init__(self, database: Path, folder: Path, *, keep: int, monotonic: Callable[[], float]) -> None:
@@ -64,8 +65,8 @@ class Backups:
     def make(self, now: datetime) -> Backup:
         """Copy the database as it is now, and remove the oldest copies.
 
-        A copy is named after its time, but always after the newest existing copy: otherwise, after the clock was set
-        back, the new copy would count as the oldest and be removed.
+        A copy is named after its time, or after a later time if an existing copy's name contains a later one:
+        otherwise, once the clock was set back, the new copy would count as the oldest and be removed.
 
         Raises: StoreError if there is no room, or the copy cannot be made or read; then older copies stay.
         """
@@ -106,7 +107,7 @@ class Backups:
 
         Args:
             name: file of the backup; None for the newest.
-            now: dates the name of the former database.
+            now: time that becomes part of the new name of the former database.
 
         Returns: the backup, and the new path of the former database, or None if there was no database.
         Raises: StoreError if there is no such backup, it is damaged, or there is no room; then no file is moved.
@@ -148,7 +149,7 @@ class Backups:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy a database in use, as it is at one moment, and force the copy to disk; blocks.
+    """Copy a database in use, as it is at one moment, and force the copy to disk; the call blocks.
 
     Raises: sqlite3.Error, OSError.
     """

@@ -1,6 +1,6 @@
 """Finds rows with a value whose type differs from its column's; SQLite stores values of any type in any column.
 
-Where: `Store.open` sweeps the table of jobs, since queries would silently skip a job with damaged marks;
+Where: `Store.open` sweeps the table of jobs, since queries would silently skip a job with damaged status columns;
 `Store` sweeps every table if a query failed for a reason that names no row.
 """
 

@@ -36,7 +36,7 @@ class FileGuard:
         self._known_sides = [_identity(side) for side in self._sides]
 
     def look(self) -> None:
-        """Put the file back if it is not the opened one.
+        """Put the file back if its path no longer leads to the opened file.
 
         Raises: OperationalError if it cannot be put back; then no transaction may begin.
         """

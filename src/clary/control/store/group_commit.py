@@ -1,6 +1,6 @@
 """A thread that writes many operations in one commit.
 
-Where: every change of an open store goes through `GroupCommitWriter`. While one transaction is being forced to disk
+Where: every change of an open store goes through `GroupCommitWriter`. While one transaction is being forced to disk,
 the next operations gather in the queue; the thread then runs all of them in one transaction and commits once. So the
 cost of durability is shared, and no success is reported before the data is on disk.
 
@@ -54,11 +54,11 @@ class _Operation:
 
 
 class GroupCommitWriter:
-    """Runs operations on one thread, many in a transaction; in order, except operations that run together or again.
+    """Runs operations on one thread, many per transaction and in order, except grouped and repeated ones.
 
     Args:
         engine: its transactions take the write lock at their start.
-        max_batch: most operations in a transaction.
+        max_batch: maximum number of operations in a transaction.
         before_commit: called on the thread before each transaction; raises SQLAlchemyError to prevent the transaction.
     """
 
@@ -97,10 +97,11 @@ class GroupCommitWriter:
         """Run `operation` once on the items of several waiting calls; return its value for `item`.
 
         The operation gets items in the order of calls, and returns a value for each. If it raises, it is run again for
-        each item by itself, and only the items for which it raises again fail. Otherwise this is like `run`.
+        each item by itself, and only the items for which it raises again fail. In all other respects this is like
+        `run`.
 
         Args:
-            operation: gets a connection and items; only calls with the same object are run together.
+            operation: gets a connection and items; only calls with the same `operation` object are run together.
             item: argument of this call.
             timeout_s: longest time from the call to the commit.
         """
@@ -199,9 +200,9 @@ class GroupCommitWriter:
             except queue.Empty:
                 break
             if operation is None:
-                self._queue.put(None)  # read again after this batch
+                self._queue.put(None)  # the next call reads it again and returns an empty list
                 break
-            # The operation of a cancelled call is dropped here, because it has not begun; later it could not be.
+            # An operation whose call was cancelled is dropped here, before it begins; later it could not be dropped.
             if not operation.future.cancelled():
                 batch.append(operation)
         return batch

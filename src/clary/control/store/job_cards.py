@@ -3,8 +3,8 @@
 Where: `Store` writes a job's card in the transaction that writes the job, if the card has changed; `Store.cards`
 reads pages of them. The documents of jobs have many kilobytes, and no index finds words within them.
 
-A page begins after the last row's sort key and name, so jobs created or deleted between two pages shift no row. `skip`
-reaches a distant page without requests for the pages in between.
+A page begins after the sort key and name of the previous page's last row, so rows do not shift if jobs are created or
+deleted between two pages. `skip` reaches a distant page without requests for the pages in between.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class CardQuery:
     """A query of cards: filters, order and page."""
 
     search: str = ""  # text in name, statuses, state, instance type or failure reason; case is ignored
-    also_found: tuple[str, ...] = ()  # jobs whose reason to wait matches; cards lack that reason
+    also_found: tuple[str, ...] = ()  # names of jobs whose reason for waiting matches; cards do not contain that reason
     status: TrainingJobStatus | None = None
     state: JobState | None = None  # finer than status: jobs in progress are queued, starting or running
     order: CardOrder = CardOrder.CREATED
     descending: bool = True
     limit: int = 100  # 1 to MAX_CARDS; may differ from page to page
-    token: str | None = None  # of the last page of the same query
+    token: str | None = None  # of the previous page of the same query
     skip: int = 0  # cards to skip, from the first one or from the token's position
 
     def identity(self) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class JobCards:
 
         Args:
             query: filters, order and page.
-            now: end of running jobs' durations.
+            now: time up to which the durations of running jobs are counted.
 
         Raises: BadToken for a token that is forged or belongs to another query; StoreError for a bad limit.
         """
@@ -265,8 +265,8 @@ def _sort_key(order: CardOrder, now_us: int) -> ColumnElement[Any]:
         case CardOrder.STATUS:
             return case({state.value: number for number, state in enumerate(JobState)}, value=job_cards.c.state)
         case CardOrder.DURATION:
-            # Running jobs end at the time of the first page, which requests for later pages repeat, so that no row
-            # moves.
+            # A running job's duration ends at the time of the first page; requests for later pages repeat that time, so
+            # that no row moves.
             end = func.coalesce(job_cards.c.ended_at, literal(now_us))
             return end - func.coalesce(job_cards.c.started_at, end)
     return job_cards.c.created_at

@@ -1,7 +1,8 @@
 """ListTrainingJobs as a query of the database: filters, order, and pages that continue after a key.
 
 Where: `Store.list_jobs` passes a `JobQuery` and the key in its page token, and gets the statement for one page. A page
-begins after the last row's sort key and name, so jobs created or deleted between two pages shift no row.
+begins after the sort key and name of the previous page's last row, so rows do not shift if jobs are created or deleted
+between two pages.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class SortBy(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class JobQuery:
-    """A query of jobs: filters, order and page; every filter that is not None must hold. Times are exclusive."""
+    """A query of jobs: filters, order and page; every filter that is not None must hold. Time bounds are exclusive."""
 
     name_contains: str | None = None  # case-sensitive
     status_equals: TrainingJobStatus | None = None
@@ -45,7 +46,7 @@ class JobQuery:
     sort_by: SortBy = SortBy.CREATION_TIME
     descending: bool = False
     max_results: int = MAX_RESULTS  # 1 to 100; may differ from page to page
-    next_token: str | None = None  # of the last page of the same query
+    next_token: str | None = None  # of the previous page of the same query
 
     def identity(self) -> dict[str, Any]:
         """Return the query's identity, to which page tokens are bound: all members except those for one page."""
@@ -104,7 +105,7 @@ def page_statement(query: JobQuery, *, after: list[Any] | None, dialect: str) ->
     """Return the statement for one page and one row more, which shows whether another page follows.
 
     Args:
-        after: `key_of` the last row of the last page; None for the first page.
+        after: `key_of` the last row of the previous page; None for the first page.
         dialect: sqlite or postgresql.
 
     Raises: StoreError if `max_results` is out of range.

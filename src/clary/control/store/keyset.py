@@ -1,4 +1,4 @@
-"""Pages of rows; each begins after the last page's last sort key, so that inserts and deletes shift no row."""
+"""Pages of rows; each begins after the previous page's last sort key, so inserts and deletes shift no row."""
 
 from __future__ import annotations
 

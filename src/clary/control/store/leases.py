@@ -1,8 +1,8 @@
 """Leases with fencing tokens, for services that share one database.
 
-Where: `Store` runs these inside its write transactions. A lease is a row with an owner, an end and a token that grows
-with every grant. Work under a lease carries the token; a write whose token is not the newest is refused, so a
-service whose lease has expired cannot undo its successor's work. Only the database's clock is read, never that of a
+Where: `Store` runs these functions inside its write transactions. A lease is a row with an owner, an end and a token
+that grows with every grant. Work under a lease carries the token; a write whose token is not the newest is refused, so
+a service whose lease has expired cannot undo its successor's work. Only the database's clock is read, never that of a
 service.
 """
 
@@ -53,7 +53,7 @@ def acquire(connection: Connection, name: str, *, owner: str, ttl_s: float) -> L
     is_readable = isinstance(row.token, int) and isinstance(row.expires_at, int)
     if is_readable and row.owner != owner and row.expires_at > now:
         return None
-    # If the stored token is unreadable, the time replaces it: it is larger than any earlier token.
+    # An unreadable stored token is replaced by the current time, which is larger than any earlier token.
     token = row.token + 1 if isinstance(row.token, int) else now
     values = {"owner": owner, "token": token, "expires_at": expires_at}
     connection.execute(update(leases).where(leases.c.name == name).values(values))

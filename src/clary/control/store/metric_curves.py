@@ -33,7 +33,7 @@ _FOURTHS_BITS = 3
 
 
 class CurvePoint(NamedTuple):
-    """A value; None is not-a-number."""
+    """A value; None stands for NaN."""
 
     at_ms: int
     value: float | None
@@ -100,7 +100,7 @@ class MetricCurves:
         Args:
             job_name: job of the metrics.
             names: names of metrics; missing metrics are left out; None for all metrics, up to MAX_CURVES.
-            num_points: most points of each curve, 2 to MAX_POINTS.
+            num_points: maximum number of points of each curve, 2 to MAX_POINTS.
         """
         most = max(2, min(num_points, MAX_POINTS))
 
@@ -179,7 +179,7 @@ def _extents(connection: Connection, job_name: str, names: Sequence[str] | None)
 
 
 def _width_of(extent: _Extent, num_stretches: int) -> int:
-    """Return the shortest possible length that cuts a metric into at most `most` stretches."""
+    """Return the shortest possible length that cuts a metric into at most `num_stretches` stretches."""
     shortest = (extent.last_at - extent.first_at) // num_stretches
     widths = (
         fourths << power for power in count_from(max(0, shortest.bit_length() - _FOURTHS_BITS)) for fourths in _FOURTHS

@@ -26,8 +26,8 @@ from clary.control.store import job_cards, tables
 # Name of the advisory lock against two services migrating a PostgreSQL database at once: "clary" in ASCII.
 _MIGRATION_LOCK = 0x636C617279
 
-# Spellings of columns that differ between the two databases. Names sort by code point in both, because a page continues
-# correctly only if the database orders names as the page token compares them.
+# Spellings of column types that differ between the two databases. Names sort by code point in both, because a page
+# continues correctly only if the database orders names as the page token compares them.
 _WORDS = {
     "sqlite": {
         "bytes": "BLOB",

@@ -145,7 +145,7 @@ def mend_from_memory(connection: Connection, name: str, *, reason: str) -> None:
     """Keep the bytes of a job's row before it is rewritten from the service's memory.
 
     Args:
-        connection: inside the transaction that writes it.
+        connection: inside the transaction that rewrites the row.
         name: name of the job.
         reason: why the row cannot be read; empty if it was set aside already.
     """

@@ -140,7 +140,7 @@ class SeriesBlocks:
         return await self.read(ask)
 
     async def names(self, job_name: str) -> dict[str, list[str]]:
-        """Return for each host the names of its newest series."""
+        """Return for each host the names of the series in its newest block."""
         newest = (
             select(func.max(series_blocks.c.id))
             .where(series_blocks.c.job_name == job_name)
@@ -166,7 +166,7 @@ class SeriesBlocks:
 
 
 def _put(connection: Connection, batches: Sequence[_Batch]) -> list[int]:
-    """Store the new rows of batches; return the next row of each batch's host. Raises: JobNotFound."""
+    """Store the new rows of batches; return the next row number of each batch's host. Raises: JobNotFound."""
     names = {batch.owner[0] for batch in batches}
     missing = names.difference(connection.execute(_HOLD_JOBS, {"names": sorted(names)}).scalars())
     if missing:
@@ -204,7 +204,7 @@ def _put(connection: Connection, batches: Sequence[_Batch]) -> list[int]:
 
 
 def _ends_of(connection: Connection, owners: Iterable[Owner]) -> dict[Owner, tuple[int, int]]:
-    """Return the next row of hosts and their number of dropped rows; hosts without rows are left out."""
+    """Return each host's next row number and number of dropped rows; hosts without rows are left out."""
     job_names, attempts, hosts = (sorted(set(column)) for column in zip(*owners, strict=True))
     rows = connection.execute(_READ_ENDS, {"job_names": job_names, "attempts": attempts, "hosts": hosts})
     return {(job_name, attempt, host): (row, dropped) for job_name, attempt, host, row, dropped in rows}

@@ -110,7 +110,7 @@ async def join_open_blocks(blocks: SeriesBlocks, *, now_ms: int) -> int:
 
 
 async def remove_old_blocks(blocks: SeriesBlocks, *, before_ms: Mapping[int, int]) -> int:
-    """Remove blocks whose values coarser blocks contain; return their number.
+    """Remove blocks whose values are also in coarser blocks; return the number of removed blocks.
 
     Args:
         blocks: blocks of the database.

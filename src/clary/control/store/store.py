@@ -1,7 +1,8 @@
 """The store: jobs, tags, metrics and leases in one database, durable when a call returns.
 
-Where: services create and list jobs, the reconciler moves them. Writes go through one thread that commits many at
-once (`group_commit`); reads run on a few threads with connections of their own and see every write that was awaited.
+Where: services create and list jobs; the reconciler moves jobs from state to state. Writes go through one thread that
+commits many at once (`group_commit`); reads run on a few threads with connections of their own and see every write that
+was awaited.
 """
 
 from __future__ import annotations
@@ -264,13 +265,13 @@ class Store:
     async def jobs_with(
         self, *, name: str | None = None, status: str | None = None, after: str = "", limit: int
     ) -> list[TrainingJob]:
-        """Return the jobs with a name and a status, sorted by name; None matches any.
+        """Return the jobs with the given name and status, sorted by name; None matches any.
 
         Args:
             name: the complete name.
             status: a TrainingJobStatus.
             after: jobs with names after this one; empty for all.
-            limit: most jobs.
+            limit: maximum number of jobs.
         """
         statement = select(*job_documents.READ_COLUMNS).where(jobs.c.name > after, jobs.c.is_quarantined == 0)
         statement = statement.order_by(jobs.c.name).limit(limit)
@@ -304,7 +305,8 @@ class Store:
         def remove(connection: Connection) -> None:
             require(connection)
             arn = connection.execute(delete(jobs).where(jobs.c.name == name).returning(jobs.c.arn)).scalar()
-            connection.execute(delete(tags).where(tags.c.arn == arn))  # others are deleted with the job's row
+            # rows of other tables are deleted with the job's row
+            connection.execute(delete(tags).where(tags.c.arn == arn))
 
         while await self._writer.run(remove_piece):
             pass
@@ -394,7 +396,7 @@ class Store:
         await self._writer.run(lambda connection: leases.release(connection, lease))
 
     async def _read(self, question: Callable[[Connection], T]) -> T:
-        """Run a query; set rows that cannot be read aside and run it again."""
+        """Run a query; if it meets unreadable rows, set them aside and run it again."""
         for _ in range(_MOST_TRIES):
             try:
                 return await self._ask(question)
@@ -407,7 +409,7 @@ class Store:
         return await self._ask(question)
 
     async def _write(self, operation: Callable[[Connection], T]) -> T:
-        """Run a change; set rows that cannot be read aside and run it again."""
+        """Run a change; if it meets unreadable rows, set them aside and run it again."""
         for _ in range(_MOST_TRIES):
             try:
                 return await self._writer.run(operation)

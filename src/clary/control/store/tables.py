@@ -70,7 +70,7 @@ metrics = Table(
     Column("job_name", Text, nullable=False),
     Column("metric_name", Text, nullable=False),
     Column("at", BigInteger, nullable=False),
-    Column("value", Double),  # NULL is not-a-number: SQLite keeps no NaN
+    Column("value", Double),  # NULL stands for NaN: SQLite keeps no NaN
     Column("step", BigInteger),  # of the training, if known
 )
 
@@ -163,7 +163,7 @@ series_blocks = Table(
     Column("attempt", Integer, nullable=False),
     Column("host", Text, nullable=False),
     Column("step_ms", BigInteger, nullable=False),  # 0: rows as received, not aggregated
-    # Number of its first row; times may be equal, and clocks may be set back.
+    # Number of its first row, by which blocks are ordered: times may be equal, and clocks may be set back.
     Column("first_row", BigInteger, nullable=False),
     Column("start_ms", BigInteger, nullable=False),  # times of the first and the last row
     Column("end_ms", BigInteger, nullable=False),
@@ -205,7 +205,7 @@ component_metrics = Table(
     Column("metric_name", Text, nullable=False),
     Column("at", BigInteger, nullable=False),
     Column("step", BigInteger),
-    Column("value", Double),  # NULL is not-a-number: SQLite keeps no NaN
+    Column("value", Double),  # NULL stands for NaN: SQLite keeps no NaN
 )
 
 associations = Table(

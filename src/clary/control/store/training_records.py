@@ -1,7 +1,7 @@
 """Findings of programs about their own training: values, pictures and progress, each stored once.
 
-Where: the training gateway appends; the console's pages read. Values are in the table of metrics, together with the
-values of metric definitions and of BatchPutMetrics.
+Where: the training gateway appends findings; the console's pages read them. Values are in the table of metrics,
+together with the values of metric definitions and of BatchPutMetrics.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from clary.control.store.training_pictures import (
 )
 
 _END_KEY = (training_ends.c.job_name, training_ends.c.attempt, training_ends.c.host)
-MAX_POINTS = 10_000  # most values or pictures of one answer
+MAX_POINTS = 10_000  # maximum number of values or pictures in one answer
 
 _CLAIM_END = text(
     "INSERT INTO training_ends (job_name, attempt, host, next_finding, num_dropped)"

@@ -2,7 +2,8 @@
 
 A collective is identified by its step, its name, and its index among the collectives of that name in the step: ranks
 with the same program call the same collectives in the same order. An accelerator reaches a collective later than the
-program: a kernel belongs to the step that launched it. Steps that some rank has not recorded completely are left
+program does, so a kernel is counted in the step in which the program launched it. Steps that some rank has not recorded
+completely are left
     out.
 """
 
@@ -20,7 +21,7 @@ NUM_SHOWN = 10
 ONE_CLOCK = "one clock"
 BY_ENDS = "by the ends of collectives"
 NOT_ALIGNED = "not aligned"
-_LEAST_MATCHED = 3  # fewest common collectives from which clocks are compared
+_LEAST_MATCHED = 3  # minimum number of common collectives for a comparison of clocks
 
 Key = tuple[int, str, int]
 
@@ -53,10 +54,11 @@ def marks_of(trace: RankTrace) -> Marks:
 
 
 def set_clocks(marks: Sequence[Marks]) -> Clocks:
-    """Return offsets onto the first rank's clock.
+    """Return the offsets that convert each rank's times to the first rank's clock.
 
     Ranks with the same boot id share a machine and its clock. Ranks of different machines end a collective at nearly
-    the same time: the difference of their clocks is the median over all common collectives.
+    the same time: the difference of their clocks is estimated as the median difference of these end times over all
+    common collectives.
     """
     if not marks:
         return Clocks(offsets={}, method=ONE_CLOCK)
@@ -79,7 +81,7 @@ def set_clocks(marks: Sequence[Marks]) -> Clocks:
 
 
 def skews(marks: Sequence[Marks], clocks: Clocks) -> dict[str, Any]:
-    """Return the spread of arrivals at the collectives that all ranks share, and each rank's count of last arrivals."""
+    """Return the spread of arrivals at the collectives that all ranks share, and how often each rank was last."""
     common = set.intersection(*(set(item.arrivals) for item in marks)) if len(marks) > 1 else set()
     rows: list[dict[str, Any]] = []
     last = dict.fromkeys((item.profile.rank for item in marks), 0)

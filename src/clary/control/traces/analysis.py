@@ -1,6 +1,6 @@
 """Summary and merged trace of a profile, from the files of its folder.
 
-Traces are read one after the other; only figures and the marks of collectives stay in memory.
+Traces are read one after the other; only summary values and the times of collectives (`Marks`) stay in memory.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _place_windows(windows: Mapping[int, tuple[dict[str, Any], float]], clocks: 
 
 
 def _profiles(folder: Path, errors: list[str]) -> list[tuple[str, RankProfile]]:
-    """Return the ranks' reports by rank; hosts without an answer become errors."""
+    """Return the ranks' reports, sorted by rank; add an error for each host without an answer."""
     request = _document(folder / _REQUEST)
     found: dict[int, tuple[str, RankProfile]] = {}
     for host in request.get("hosts") or ():

@@ -1,4 +1,4 @@
-"""One trace of all ranks on one time axis, for Perfetto and chrome://tracing: one process a rank and device.
+"""One trace of all ranks on one time axis for Perfetto and chrome://tracing: a process per rank and device.
 
 Events are copied one by one, so that only one is in memory at a time.
 """

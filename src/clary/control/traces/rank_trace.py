@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 from clary.contract.deep_profiles import RankProfile
 
-MAX_EVENTS = 5_000_000  # most events read; a longer trace is cut
+MAX_EVENTS = 5_000_000  # maximum number of events read; a longer trace is cut
 MAX_TIME_US = 1e18  # largest accepted time of an event, about 600 times the present Unix time
 _LOADER = "enumerate(DataLoader)#"  # torch.utils.data.DataLoader's own mark around `__next__`
 _ASYNC_PREFIXES = ("gloo:", "mpi:", "ucc:", "xccl:", "smddp:")  # process groups' marks around their threads' work
@@ -120,7 +120,7 @@ def is_time(value: Any) -> TypeGuard[float]:
 
 
 def shifted(trace: RankTrace, offset_us: float) -> RankTrace:
-    """Move operations of a trace that was read before its base time was known."""
+    """Move all times of a trace that was read before its base time was known."""
     if offset_us:
         for name in ("operations", "kernels", "communication", "arrivals", "completions", "loading"):
             setattr(trace, name, [_moved(item, offset_us) for item in getattr(trace, name)])

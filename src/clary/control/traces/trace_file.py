@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-MAX_TEXT_BYTES = 4 * 1024 * 1024 * 1024  # most bytes of an unpacked trace that are read
+MAX_TEXT_BYTES = 4 * 1024 * 1024 * 1024  # maximum number of bytes read from an unpacked trace
 MAX_EVENT_CHARACTERS = 4 * 1024 * 1024
 _CHUNK_BYTES = 1024 * 1024
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
@@ -24,7 +24,7 @@ _SKIPPED = re.compile(r"[\s,]*")
 
 
 class TraceError(Exception):
-    """A file that is no trace, or a part of one."""
+    """A file that is not a trace, or contains only a part of one."""
 
 
 class TraceFile:
@@ -64,7 +64,7 @@ class TraceFile:
             except ValueError as error:
                 chunk = next(chunks, None)
                 if chunk is None or len(text) - at > MAX_EVENT_CHARACTERS:
-                    raise TraceError(f"{self._path.name} is cut off, or no JSON: {error}") from error
+                    raise TraceError(f"{self._path.name} is cut off, or is not JSON: {error}") from error
                 text, at = text[at:] + chunk, 0
                 continue
             if isinstance(event, dict):

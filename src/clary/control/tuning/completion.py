@@ -20,7 +20,8 @@ from clary.control.tuning.tuning_request import Definition, TuningRequest
 CONVERGENCE_LEAST_TRIALS = 10
 CONVERGENCE_PART = 0.3  # share of the trials that must have ended in a row without improving the best value
 CONVERGENCE_GAIN = 0.01  # share of the spread of all values; a smaller gain is no improvement
-LEAST_FAILURES = 5  # failed trials before the first success that show that further trials would fail as well
+# minimum number of failed trials, without any success before, from which further trials are expected to fail as well
+LEAST_FAILURES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ def max_trials(request: TuningRequest) -> int | None:
 
 
 def next_definition(request: TuningRequest, trials: Sequence[Trial]) -> Definition:
-    """Return the definition with the fewest trials for the next trial; for Grid, the first one with points left."""
+    """Return the next trial's definition: the one with the fewest trials; for Grid, the first with points left."""
     counts: Mapping[str, int] = {
         one.name: sum(trial.definition == one.name for trial in trials) for one in request.definitions
     }

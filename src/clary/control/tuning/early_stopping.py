@@ -13,8 +13,8 @@ from statistics import median
 
 from clary.control.tuning.tuning_request import Objective
 
-LEAST_TRIALS = 3  # fewest other trials with a curve as long; a median of fewer is no evidence
-LEAST_VALUES = 2  # fewest values of the trial itself; the first value is that of an untrained model
+LEAST_TRIALS = 3  # minimum number of other trials with a curve at least as long; a median of fewer is no evidence
+LEAST_VALUES = 2  # minimum number of values of the trial itself; the first value is that of an untrained model
 
 
 def why_stop(curve: Sequence[float], others: Sequence[Sequence[float]], objective: Objective) -> str:

@@ -1,6 +1,6 @@
 """Importance of each tuned hyperparameter: how much it distinguishes the best trials from all trials. Pure.
 
-Where: the page of a tuning job, on a thread of its own: the first call imports Optuna.
+Where: the page of a tuning job calls it on a separate thread, because the first call imports Optuna.
 Source: PED-ANOVA (arXiv 2304.10255) in Optuna's implementation, which compares the distribution of the best trials over
 a range with that of all trials. fANOVA would need scikit-learn.
 """
@@ -15,10 +15,10 @@ from clary.control.tuning.search import Observation, Question, optuna_module, st
 from clary.control.tuning.tuning_job import Trial
 from clary.control.tuning.tuning_request import Definition
 
-LEAST_TRIALS = 8  # fewest trials with an objective; with fewer, any parameter looks important
-LEAST_PARAMETERS = 2  # fewest varying parameters; the share of a single parameter is always 1
+LEAST_TRIALS = 8  # minimum number of trials with an objective; with fewer, any parameter looks important
+LEAST_PARAMETERS = 2  # minimum number of varying parameters; the share of a single parameter is always 1
 BEST_PART = 0.1  # share of the trials that counts as the best trials
-LEAST_BEST = 5  # fewest best trials; with fewer, Optuna's documentation calls the result unstable
+LEAST_BEST = 5  # minimum number of best trials; with fewer, Optuna's documentation calls the result unstable
 MOST_BEST_PART = 0.5
 
 
@@ -26,7 +26,7 @@ MOST_BEST_PART = 0.5
 class Importance:
     """The shares, or the reason for their absence."""
 
-    shares: Mapping[str, float] | None  # hyperparameter -> share of 1, the greatest first
+    shares: Mapping[str, float] | None  # hyperparameter -> its share; all shares add up to 1, and the greatest is first
     why: str = ""
 
 

@@ -66,7 +66,7 @@ class Rungs:
     """Numbers of values at which Hyperband compares trials: `least` and its multiples by powers of three."""
 
     least: int
-    most: int | None  # most values of a trial; None: the largest number that any ended trial has
+    most: int | None  # maximum number of values of a trial; None: the largest number that any ended trial has
     can_go_on: bool  # whether an ended trial may be continued
 
 
@@ -128,7 +128,7 @@ def next_to_go_on(question: Question, paused: Sequence[int], rungs: Rungs) -> in
 
 
 def _has_room(question: Question, brackets: Sequence[int], bracket: int, rung: int, steps: _Steps) -> bool:
-    """Whether another trial may pass a rung: fewer than a third of the bracket's trials there run or have passed it."""
+    """Whether a rung lets another trial pass: under a third of its trials in the bracket run or have passed it."""
     rivals = [
         one
         for one, own in zip(question.observations, brackets, strict=True)
@@ -143,7 +143,7 @@ def _has_room(question: Question, brackets: Sequence[int], bracket: int, rung: i
 class _Steps:
     least: int
     greatest: int
-    num_waiting: int  # number of first trials at a rung, which end there without a comparison
+    num_waiting: int  # number of the trials that reach a rung first and end there without a comparison
 
     def passed(self, question: Question, index: int) -> list[int]:
         """Return the rungs that a trial has reached, as numbers of values, without the highest rung."""

@@ -53,8 +53,8 @@ def trial_request(
         definition: definition of the training job.
         parameters: tuned hyperparameters as text.
         name: name of the training job.
-        continues: name of the training job from whose checkpoints it starts and to which it adds; empty for a new
-            configuration.
+        continues: name of the training job from whose checkpoints the new one starts, and whose checkpoint prefix it
+            uses; empty for a new configuration.
     """
     given = definition.definition
     request = {member: given[member] for member in _SAME_MEMBERS if given.get(member) is not None}
@@ -78,7 +78,7 @@ def keep_alive_of(definition: Definition) -> int | None:
 
 
 def resources_of(definition: Definition) -> dict[str, Any]:
-    """Return the ResourceConfig of a trial; its hosts wait for the next trial, but not on spot capacity."""
+    """Return the ResourceConfig of a trial; except on spot capacity, its hosts are kept for the next trial."""
     given = definition.definition
     found = dict(given.get("ResourceConfig") or {})
     own = given.get("HyperParameterTuningResourceConfig") or {}

@@ -1,4 +1,4 @@
-"""Facts of a tuning job for its pages: limits, ends, the best trial, the best objective over time. Pure.
+"""Facts of a tuning job for its pages: limits, end conditions, best trial, best objective over time. Pure.
 
 Where: `server.pages.tuning_page`, which adds statuses and curves of running training jobs.
 """
@@ -102,7 +102,7 @@ def end_words(request: TuningRequest) -> list[str]:
 
 
 def best_so_far(trials: Sequence[Trial], objective: Objective) -> list[list[float]]:
-    """Return [number of the trial, milliseconds of its end, best value so far], in the order of ends.
+    """Return [number of the trial, its end in Unix milliseconds, best value so far], in the order of ends.
 
     Args:
         trials: all trials of a tuning job; trials without an objective are left out.

@@ -50,7 +50,7 @@ class TrialOutcome:
     training_started_at: datetime | None = None
     training_ended_at: datetime | None = None
     failure_reason: str = ""
-    is_retryable: bool = False  # whether the program is not the cause of the failure
+    is_retryable: bool = False  # whether the failure has a cause other than the program
     runtime_s: int = 0
 
 

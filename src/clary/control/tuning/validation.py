@@ -16,7 +16,7 @@ from clary.control.tuning.parameter_space import Categorical, Continuous, Intege
 from clary.control.tuning.trial_requests import OBJECTIVE_KEY
 from clary.control.tuning.tuning_request import Definition, TuningRequest
 
-MAX_GRID = 100_000  # most points of a grid
+MAX_GRID = 100_000  # maximum number of points of a grid
 _ONE_TYPE = ("InstanceType", "InstanceCount", "VolumeSizeInGB")  # members that InstanceConfigs excludes
 # Member of the tuning job's configuration -> equivalent member of a training job definition.
 _PLACES = {"HyperParameterTuningJobObjective": "TuningObjective", "ParameterRanges": "HyperParameterRanges"}
@@ -33,7 +33,7 @@ def check(raw: Mapping[str, Any]) -> None:
     try:
         definitions = request.definitions
     except ValueError as error:
-        raise _refusal(f"MinValue and MaxValue of a range are numbers: {error}.") from error
+        raise _refusal(f"MinValue and MaxValue of a range must be numbers: {error}.") from error
     names = Counter(one.name for one in definitions)
     if any(count > 1 for count in names.values()):
         raise _refusal(f"DefinitionName must be unique; {names.most_common(1)[0][0]!r} stands twice.")
@@ -86,17 +86,19 @@ def _check_definition(definition: Definition, request: TuningRequest) -> None:
         raise _refusal(f"Give either ResourceConfig or HyperParameterTuningResourceConfig{where}.")
     own = given.get("HyperParameterTuningResourceConfig") or {}
     if own.get("InstanceConfigs") and (beside := [name for name in _ONE_TYPE if own.get(name)]):
-        raise _refusal(f"InstanceConfigs{where} say each type with its number and volume; leave {beside[0]} out.")
+        raise _refusal(
+            f"InstanceConfigs{where} give each instance type with its count and volume size; leave {beside[0]} out."
+        )
     if not definition.space:
         raise _refusal(f"At least one hyperparameter range is needed{where}.")
     names = Counter(one.name for one in definition.space)
     if any(count > 1 for count in names.values()):
-        raise _refusal(f"A hyperparameter has one range; {names.most_common(1)[0][0]!r}{where} has several.")
+        raise _refusal(f"A hyperparameter can have only one range; {names.most_common(1)[0][0]!r}{where} has several.")
     static = given.get("StaticHyperParameters") or {}
     if both := sorted(set(static) & set(names)):
         raise _refusal(f"Following hyperparameters{where} are both in static and tunable hyperparameters: {both}.")
     if OBJECTIVE_KEY in names:
-        raise _refusal(f"The hyperparameter {OBJECTIVE_KEY} is the service's own.")
+        raise _refusal(f"The hyperparameter {OBJECTIVE_KEY} is the service's own; it cannot be tuned.")
     for one in definition.space:
         _check_range(one)
     if not request.is_autotuned and _lists_of(request, definition).get("AutoParameters"):
@@ -111,16 +113,16 @@ def _check_range(one: Range) -> None:
     if not one.least <= one.greatest:
         raise _refusal(f"MinValue {one.least} of {one.name!r} is not at most MaxValue {one.greatest}.")
     if not abs(one.greatest) < float("inf") or not abs(one.least) < float("inf"):
-        raise _refusal(f"The bounds of {one.name!r} are finite numbers.")
+        raise _refusal(f"The bounds of {one.name!r} must be finite numbers.")
     if isinstance(one, Integer) and max(abs(one.least), abs(one.greatest)) > MAX_INTEGER:
-        raise _refusal(f"The bounds of {one.name!r} are at most {MAX_INTEGER} in size.")
+        raise _refusal(f"The bounds of {one.name!r} must be at most {MAX_INTEGER} in absolute value.")
     if not one.greatest - one.least < float("inf"):
         raise _refusal(f"MaxValue and MinValue of {one.name!r} are too far apart.")
     if one.scaling is Scaling.LOGARITHMIC and one.least <= 0:
         raise _refusal(f"Logarithmic scaling of {one.name!r} needs a MinValue above 0, got {one.least}.")
     if one.scaling is Scaling.REVERSE_LOGARITHMIC:
         if not isinstance(one, Continuous):
-            raise _refusal(f"ReverseLogarithmic scaling is for continuous ranges; {one.name!r} is one of integers.")
+            raise _refusal(f"ReverseLogarithmic scaling is for continuous ranges; {one.name!r} is an integer range.")
         if one.least < 0 or one.greatest >= 1:
             raise _refusal(f"ReverseLogarithmic scaling of {one.name!r} needs 0 <= MinValue <= MaxValue < 1.")
 
@@ -151,7 +153,10 @@ def _check_strategy(request: TuningRequest) -> None:
     if request.strategy == "Hyperband":
         least, most = request.hyperband_resources
         if request.config.get("TrainingJobEarlyStoppingType", "Off") != "Off":
-            raise _refusal("TrainingJobEarlyStoppingType must be Off with Strategy Hyperband, which stops by itself.")
+            raise _refusal(
+                "TrainingJobEarlyStoppingType must be Off with Strategy Hyperband, which stops training jobs "
+                "early itself."
+            )
         if most is not None and least > most:
             raise _refusal(f"MinResource {least} is more than MaxResource {most}.")
         if most is not None and most > MAX_EPOCHS:

@@ -13,7 +13,7 @@ from clary.control.tuning.search import Observation
 from clary.control.tuning.tuning_job import Trial, TuningJob
 from clary.control.tuning.tuning_request import Definition, TuningRequest
 
-MAX_PARENT_TRIALS = 500  # most trials of each parent, the newest ones
+MAX_PARENT_TRIALS = 500  # maximum number of trials taken from each parent; the newest are taken
 
 
 def why_not_parent(child: TuningRequest, parent: TuningJob) -> str:

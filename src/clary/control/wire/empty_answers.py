@@ -20,7 +20,7 @@ def empty_listing(service_name: str, operation_name: str, *, always_there: Seque
     Args:
         service_name: name of botocore's data folder.
         operation_name: name of an operation of that service.
-        always_there: required request members that a caller accepts with any value.
+        always_there: required request members that are accepted, because every value names an existing resource.
     Returns: None if the operation is no List operation, or requires another member, such as the name of a record that
         cannot exist.
     """

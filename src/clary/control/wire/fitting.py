@@ -51,7 +51,7 @@ def _top(shape_name: str) -> _Fitter:
 
 
 class _Compiler:
-    """Compiles one shape with its members; records the shapes in progress, so that recursive shapes end."""
+    """Compiles one shape with its members; records the shapes in progress to avoid endless recursion."""
 
     def __init__(self) -> None:
         self._done: dict[str, _Fitter | None] = {}

@@ -1,18 +1,19 @@
 """Counts the values of a JSON document before it is parsed, to bound their number.
 
 Where: `json_parsing` and the service's own pages call it before they parse. Python makes an object of each value: 8 MB
-of `[],` cost 500 MB and half a second of a core, in one call that blocks all other threads. Counting costs 1 ms a MB.
+of `[],` cost 500 MB and half a second of a core, in one call that blocks all other threads. Counting costs 1 ms per MB.
 
 Commas and brackets within a text do not count. Counting every comma and bracket is fast and gives an upper bound; only
 a body whose bound exceeds the limit is scanned again without its texts, up to the limit. Only closing brackets are
-counted: unclosed brackets exceed the parser's limit on depth.
+counted: a body with many unclosed brackets exceeds the parser's limit on depth.
 """
 
 from __future__ import annotations
 
 import re
 
-MAX_VALUES = 1 << 17  # most values of a request to AWS's API; the longest of real clients has a tenth
+# maximum number of values in a request to AWS's API; the longest request of real clients has a tenth of it
+MAX_VALUES = 1 << 17
 # A text, closed or not, or the end of a value. Possessive, so that it never backtracks.
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\]},]', re.DOTALL)
 _QUOTE = b'"'[0]

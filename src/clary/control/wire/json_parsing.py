@@ -59,7 +59,7 @@ def json_reader(shape: Any) -> Reader:
 
 
 class _Compiler:
-    """Compiles one shape with its members; records the shapes in progress, so that recursive shapes end."""
+    """Compiles one shape with its members; records the shapes in progress to avoid endless recursion."""
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, str, bool], Reader | None] = {}
@@ -178,7 +178,7 @@ def _boolean(value: Any) -> bool:
 def _integer(value: Any, type_name: str) -> int:
     if type(value) is int:
         return check_integer(value, type_name)
-    # JSON has one kind of number: 1.0 and 1e2 are integers, 1.5 is none.
+    # JSON has one kind of number: 1.0 and 1e2 are integers, 1.5 is not.
     if type(value) is float and value.is_integer():
         return check_integer(int(value), type_name)
     raise MisfitError(f"{token_of(value)} can not be converted to {article_of(type_name)}")
@@ -205,7 +205,8 @@ def _plain_type(shape: Any) -> type | None:
 
 
 def _check_escapes(document: Any) -> None:
-    # Valid UTF-8 can contain such characters only as escapes; dumping finds them at any depth, at C speed.
+    # JSON in valid UTF-8 can contain surrogates and U+0000 only as escapes; dumping finds them at any depth, at C
+    # speed.
     dumped = json.dumps(document, ensure_ascii=False)
     try:
         dumped.encode("utf-8")

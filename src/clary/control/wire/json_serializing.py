@@ -29,7 +29,7 @@ def json_writer(shape: Any) -> Writer:
 
 
 class _Compiler:
-    """Compiles one shape with its members; records the shapes in progress, so that recursive shapes end."""
+    """Compiles one shape with its members; records the shapes in progress to avoid endless recursion."""
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, str], Writer | None] = {}

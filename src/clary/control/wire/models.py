@@ -159,5 +159,5 @@ def service(name: str) -> Service:
 
 
 def all_services(names: Iterable[str] = SERVICE_NAMES) -> tuple[Service, ...]:
-    """Return every service of the wire; load the missing ones."""
+    """Return the named services, by default every service of the wire; load the missing ones."""
     return tuple(service(name) for name in names)

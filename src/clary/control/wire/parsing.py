@@ -19,7 +19,8 @@ from clary.control.wire.query_parsing import form_reader, load_form
 from clary.control.wire.rest_parsing import rest_reader
 from clary.control.wire.scalars import MisfitError
 
-MAX_DECOMPRESSED_BYTES = 32 * 1024 * 1024  # most for a gzip body; clients compress only metric data, up to 1 MiB
+# maximum size of a decompressed gzip body; clients compress only metric data, up to 1 MiB
+MAX_DECOMPRESSED_BYTES = 32 * 1024 * 1024
 
 
 def parse(request: HttpRequest, operation: Operation) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from urllib.parse import unquote_to_bytes
 
 from clary.control.wire.scalars import MisfitError, reader_of
 
-MAX_FIELDS = 10_000  # most fields of a form
-MAX_DEPTH = 64  # most dots in a name
+MAX_FIELDS = 10_000  # maximum number of fields in a form
+MAX_DEPTH = 64  # maximum number of dots in a name
 
 Tree = dict[str, Any]  # name -> subtree; "" -> the text of the node itself
 Reader = Callable[[Tree], Any]
@@ -58,7 +58,7 @@ def form_reader(shape: Any) -> Reader:
 
 
 class _Compiler:
-    """Compiles one shape with its members; records the shapes in progress, so that recursive shapes end."""
+    """Compiles one shape with its members; records the shapes in progress to avoid endless recursion."""
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, str, bool], Reader | None] = {}

@@ -39,7 +39,7 @@ class ReplayJournal:
 
     Args:
         folder: made if absent.
-        skew_s: seconds before and after its time during which a signature is valid.
+        skew_s: a signature is valid for this number of seconds before and after its signing time.
         now: time of the start.
         is_first: whether the state folder is new, so that no signature can have been used.
         boot_id: id of this machine's present boot; empty if unknown.
@@ -89,7 +89,7 @@ class ReplayJournal:
                 self._begin(())
             record = _RECORD.pack(second, kept)
             if os.write(self._descriptor, record) != len(record):
-                raise OSError("the disk took a part of a record only")
+                raise OSError("only a part of the record was written to the disk")
         except OSError as error:
             self._give_up(error)
 
@@ -105,7 +105,7 @@ class ReplayJournal:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         self._descriptor = os.open(draft, flags, 0o600)
         if os.write(self._descriptor, content) != len(content):
-            raise OSError("the disk took a part of the journal only")
+            raise OSError("only a part of the journal was written to the disk")
         draft.replace(self._folder / "current")
 
     def _give_up(self, error: OSError) -> None:

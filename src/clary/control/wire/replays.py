@@ -27,10 +27,10 @@ class ReplayGuard:
     """Remembers signatures by the time that they were made.
 
     Args:
-        skew_s: seconds before and after its time during which a signature is valid.
-        max_signatures: most signatures that are remembered at once.
+        skew_s: a signature is valid for this number of seconds before and after its signing time.
+        max_signatures: maximum number of signatures that are remembered at once.
         journal: keeps signatures over restarts of the service; without it, they are forgotten at a restart.
-        now_s: monotonic time, from which the journal's signatures count.
+        now_s: monotonic time at which the journal's signatures count as seen.
     """
 
     def __init__(

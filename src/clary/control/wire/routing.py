@@ -28,7 +28,7 @@ _QUERY_SCOPE = re.compile(r"(?i:x-amz-credential)=[^&]*?%2F\d{8}%2F[^&%]*%2F([^&
 REST_XML_SCOPES = ("cloudfront", "route53", "s3")  # signing names of AWS's services that use the restXml protocol
 _ACTION = re.compile(rb"(?:^|&)Action=([^&]*)")
 _VERSION = re.compile(rb"(?:^|&)Version=([^&]*)")
-_SHOWN_CHARACTERS = 80  # most characters of a client's text in an error
+_SHOWN_CHARACTERS = 80  # maximum number of characters of a client's text that an error shows
 
 
 class Router:
@@ -69,7 +69,7 @@ class Router:
                 f"got {_shown(request.header('content-type') or 'none')}."
             )
         if request.method != "POST" or request.raw_path not in ("/", ""):
-            raise _unknown(f"X-Amz-Target goes with POST /, got {request.method} {_shown(request.raw_path)}.")
+            raise _unknown(f"X-Amz-Target needs POST /, got {request.method} {_shown(request.raw_path)}.")
         prefix, _, name = target.rpartition(".")
         for service in services:
             if service.target_prefix == prefix and name in service.operation_names and "json" in service.protocol_names:

@@ -90,7 +90,7 @@ def format_time(value: Any, wanted: str) -> str | float:
     utc = value.astimezone(UTC)
     if wanted == "rfc822":
         return format_datetime(utc.replace(microsecond=0), usegmt=True)
-    # isoformat pads years below 1000, strftime does not everywhere.
+    # isoformat pads years below 1000; strftime does not on every platform.
     text = utc.replace(tzinfo=None).isoformat(timespec="milliseconds")
     return text.removesuffix(".000") + "Z"
 

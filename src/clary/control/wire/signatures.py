@@ -7,8 +7,9 @@ services write them.
 
 [Note: replays] Two equal requests signed in the same second have the same signature: the SDKs send a unique
 `amz-sdk-invocation-id`, but do not sign it, so that it proves nothing. The second request is refused with
-ThrottlingException, which every retry mode of the SDKs answers by signing again, and with `x-amz-retry-after`, which
-makes standard mode wait until the next second, whose signature differs, so that the request passes.
+ThrottlingException, which makes every retry mode of the SDKs sign the request again. The refusal also has the header
+`x-amz-retry-after`, which makes standard mode wait until the next second. The signature then differs, so that the
+request passes.
 """
 
 from __future__ import annotations

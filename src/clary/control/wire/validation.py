@@ -20,7 +20,7 @@ from clary.control.wire.patterns import compile_pattern
 
 # Shapes whose enumeration is not enforced: the catalogue of instance types later decides on the name.
 LENIENT_ENUMS = frozenset({"TrainingInstanceType"})
-LENIENT_MAX_LENGTH = 128  # longest value of an enumeration that is not enforced
+LENIENT_MAX_LENGTH = 128  # maximum length of a value of an enumeration that is not enforced
 PATTERN_MAX_LENGTH = 4096  # longer values are accepted without matching: see `patterns`
 MAX_SHOWN_ERRORS = 20
 MAX_SHOWN_CHARACTERS = 1024  # characters of a refused value in the error text
@@ -85,7 +85,7 @@ def _checker(operation: Operation, lenient_enums: frozenset[str]) -> Checker | N
 
 
 class _Compiler:
-    """Compiles one shape with its members; records the shapes in progress, so that recursive shapes end."""
+    """Compiles one shape with its members; records the shapes in progress to avoid endless recursion."""
 
     def __init__(self, lenient_enums: frozenset[str]) -> None:
         self._lenient_enums = lenient_enums

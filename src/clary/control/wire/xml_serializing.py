@@ -33,7 +33,7 @@ def xml_text(text: str) -> str:
 
 
 class _Compiler:
-    """Compiles one shape with its members; records the shapes in progress, so that recursive shapes end."""
+    """Compiles one shape with its members; records the shapes in progress to avoid endless recursion."""
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, str, bool], Writer | None] = {}

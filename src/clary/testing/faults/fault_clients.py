@@ -23,7 +23,7 @@ ANSWER_DEADLINE_S = 60.0  # limit for an answer when no fault is active
 PAGE_TIMEOUT_S = 30.0
 RETRY_S = 0.1
 REGION = "us-west-2"
-RETRIED_CODES = ("ThrottlingException", "SlowDown")  # as clients do
+RETRIED_CODES = ("ThrottlingException", "SlowDown")  # AWS's clients retry them, too
 
 T = TypeVar("T")
 
@@ -117,6 +117,6 @@ class FaultClients:
             except (BotoCoreError, OSError, ClaryError) as error:
                 trouble = error
             if time.monotonic() > deadline:
-                raise NoAnswer(f"no answer within {deadline_s:g} s; the last was {trouble}") from trouble
+                raise NoAnswer(f"no answer within {deadline_s:g} s; the last error was {trouble}") from trouble
             time.sleep(RETRY_S)
             self._revive()

@@ -1,9 +1,9 @@
 """A time of day that jumps for the service and its agents only.
 
-A small library is loaded before the C library (LD_PRELOAD) and adds the offset in a shared file to the machine's time
-of day; monotonic time is unchanged, as when an administrator or NTP sets a clock. The library is compiled when it is
-needed, since libfaketime breaks `time.sleep` of Python 3.11 (its clock_nanosleep refuses absolute monotonic times).
-Without a C compiler clocks do not jump.
+A small library is loaded before the C library (LD_PRELOAD). It reads an offset from a shared file and adds it to the
+machine's time of day; monotonic time is unchanged, as when an administrator or NTP sets a clock. The library is
+compiled on demand. The existing libfaketime is not used, since it breaks `time.sleep` of Python 3.11 (its
+clock_nanosleep refuses absolute monotonic times). Without a C compiler clocks do not jump.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class RunResult:
 def count_by_kind(
     strikes: Sequence[Strike], violations: Sequence[tuple[Violation, Strike | None]]
 ) -> tuple[KindCounts, ...]:
-    """Return the counts of every kind that has struck; a violation without a fault before it has the kind `none`."""
+    """Return the counts of every kind that has struck; violations before any fault have the kind `none`."""
     injected = Counter(strike.kind.value for strike in strikes)
     harmful = {strike.number: strike.kind.value for _, strike in violations if strike is not None}
     harmed = Counter(harmful.values())

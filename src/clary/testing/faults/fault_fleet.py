@@ -1,6 +1,7 @@
 """Jobs that are always in flight while faults strike, each followed from its request to the end of its audit.
 
-Where: `fault_runner` starts a fleet, asks it for a job at a given moment, and records the faults that have struck. Each
+Where: `fault_runner` starts a fleet, asks it for a job that is at a given moment of its life, and records the faults
+that have struck. Each
 of its threads follows one job at a time: it creates the job, describes it often, and audits its remains.
 """
 
@@ -24,7 +25,7 @@ POLL_S = 0.12
 JOB_DEADLINE_S = 150.0  # longest time from the request to a terminal status
 LEFT_DEADLINE_S = 45.0  # longest time from the terminal status to the end of the job's last process
 FRESH_S = 0.3  # seconds for which a job counts as just accepted
-AFTERMATH_S = 10.0  # seconds after its mending in which a fault can still cause a failure
+AFTERMATH_S = 10.0  # seconds after a fault is mended in which it can still cause a failure
 STORE_AFTERMATH_S = 75.0  # the same for a full disk of the object store, which checks for space once a minute
 
 _MOMENT_OF = {
@@ -128,10 +129,10 @@ class Fleet:
             thread.join()
 
     def find_job(self, moment: Moment, choice: float, *, timeout_s: float) -> tuple[str, Moment | None]:
-        """Wait for a job at a moment of its life; after `timeout_s`, take any job in flight.
+        """Wait until some job is at a moment of its life; after `timeout_s`, take any job in flight.
 
         Args:
-            moment: at which the job should be.
+            moment: moment of its life at which the job should be.
             choice: selects one of the possible jobs; 0 to 1, exclusive.
             timeout_s: longest wait in seconds.
         Returns: the job's name, or an empty string, and the moment at which the job really is.

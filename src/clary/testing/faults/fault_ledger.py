@@ -80,7 +80,7 @@ _LOSS_NOTICE = re.compile(r"clary: (\d+) lines? .*lost here")
 
 
 def judge(spec: JobSpec, evidence: Evidence, struck_by: Collection[FaultKind]) -> list[Violation]:
-    """Return the broken promises to a job.
+    """Return the promises that the service broke for a job.
 
     Args:
         spec: the job that was requested.

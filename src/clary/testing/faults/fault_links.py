@@ -50,7 +50,7 @@ def connections_of(pid: int, wanted: Wanted) -> Iterator[list[socket.socket]]:
 
 
 def leads_to_port(port: int) -> Wanted:
-    """Return whether a socket is a TCP connection whose other end has this port."""
+    """Return a function that tells whether a socket is a TCP connection whose other end has this port."""
 
     def wanted(item: socket.socket) -> bool:
         return item.family == socket.AF_INET and _peer(item)[1:2] == (port,)

@@ -92,7 +92,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """One job that faults meet."""
+    """One job that runs while faults strike."""
 
     name: str
     num_hosts: int
@@ -186,7 +186,7 @@ def make_faults(
 
     Args:
         seed: any number.
-        num_faults: number of faults to strike.
+        num_faults: number of faults that strike.
         kinds: kinds of the faults; each strikes at least once if `num_faults` allows.
         num_spare: further faults that replace faults without a target.
     """

@@ -85,7 +85,7 @@ def tear_log(world: FaultWorld, fault: Fault) -> Damage | None:
             world.home / f"{DATABASE}.put-back",
             world.home / f"{DATABASE}.new",
         ):
-            with suppress(OSError):  # on a full disk, none
+            with suppress(OSError):  # no draft can be written on a full disk
                 draft.write_bytes(noise(fault, 100))
     return damage_of(fault, f"{path.name}, index {fault.ruin}")
 
@@ -103,7 +103,9 @@ def _require_refusal(world: FaultWorld, path: Path, words: Collection[str], put_
     if not said:
         raise BrokenPromise(f"the service starts without {path}")
     if missing:
-        raise BrokenPromise(f"the service refuses to start without saying {', '.join(missing)}; it says {said[-1000:]}")
+        raise BrokenPromise(
+            f"the service refuses to start but does not say {', '.join(missing)}; it says {said[-1000:]}"
+        )
     raise BrokenPromise(f"a start that was refused has changed {path}")
 
 

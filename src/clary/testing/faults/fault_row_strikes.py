@@ -1,7 +1,8 @@
 """Damage to the record of one job in the database, and its repair as an owner would do it.
 
-Where: `fault_executor` calls it. Until it is mended, the service may refuse requests for the job, naming the command
-that releases it; every other job continues, and no other job is named. Afterwards the job is as before.
+Where: `fault_executor` calls it. Until the record is mended, the service may refuse requests for the job, with an error
+that names the command to release the record; every other job continues, and no other job is named. Afterwards the job
+is as before.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from clary.testing.faults.fault_ruin import WAIT_S, BrokenPromise
 from clary.testing.faults.fault_state_strikes import DATABASE
 from clary.testing.faults.fault_world import FaultWorld
 
-KEPT_CHARACTERS = 60  # end of the truncated record: half of a member's name, which is no end of valid JSON
+KEPT_CHARACTERS = 60  # length of the truncated record: it ends within a member's name, so it is not valid JSON
 LOCK_TIMEOUT_S = 20.0
 POLL_S = 0.1
 
@@ -74,7 +75,9 @@ def _entries(world: FaultWorld) -> list[dict[str, Any]]:
 
 
 def _exchange(world: FaultWorld, job_name: str, back: str | None) -> str:
-    """Truncate a job's record and return the original, or restore a record that is still truncated; else return "".
+    """Truncate a job's record and return the original.
+
+    With `back`, restore the record if it is still truncated. Return "" if the record is missing or was not restored.
 
     Raises: OSError while the database accepts no statements.
     """

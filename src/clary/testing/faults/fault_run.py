@@ -30,7 +30,7 @@ from clary.testing.faults.fault_world import FaultWorld
 
 NUM_JOBS = 6  # jobs in flight
 MOMENT_TIMEOUT_S = 0.8
-MAX_STANDING = 3  # most faults at a time that are not mended yet
+MAX_STANDING = 3  # largest number of faults that may be unmended at the same time
 FAULTS_PER_CHECK = 25
 
 Say = Callable[[str], None]
@@ -49,7 +49,7 @@ class FaultRun:
         self._tuning = TuningDriver(
             world, f"tuned-{seed}-{world.run}-", struck_since=self._struck_since, tell=self._tell
         )
-        self._standing: list[threading.Thread] = []  # each thread mends one fault when it ends
+        self._standing: list[threading.Thread] = []  # each thread waits for the end of one fault, then mends it
         self._started_at_s = time.monotonic()
 
     def run(self, faults: tuple[Fault, ...], num_faults: int) -> None:

@@ -1,8 +1,8 @@
 """Faults of the state folder while the service runs: its database, its keys, its records, the spool of an agent.
 
 Where: `fault_executor` calls it. The service itself must repair this damage, from its memory or from running processes,
-and lose nothing that it has acknowledged. It can repair keys and database only while it runs, so a fault of these
-returns only when they are restored, and no other fault strikes meanwhile.
+and lose nothing that it has acknowledged. It can repair the keys and the database only while it runs, so the functions
+that damage them return only after the repair, and no other fault strikes meanwhile.
 """
 
 from __future__ import annotations

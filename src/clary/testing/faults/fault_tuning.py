@@ -1,7 +1,7 @@
 """One tuning job after the other while faults strike: no trial is lost, duplicated or proposed twice.
 
-Where: `fault_run` keeps one beside its fleet. The space of a tuning job has as many points as trials, so that a
-repeated proposal is visible.
+Where: `fault_run` runs one `TuningDriver` beside its fleet of training jobs. The search space of a tuning job has
+exactly one point per trial, so that a repeated proposal is visible.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TuningEvidence:
 
 
 def judge_tuning(evidence: TuningEvidence, kinds: Collection[FaultKind]) -> list[Violation]:
-    """Return the broken promises to an ended tuning job. Pure.
+    """Return the promises that the service broke for an ended tuning job. Pure.
 
     Args:
         evidence: evidence of the tuning job's end.

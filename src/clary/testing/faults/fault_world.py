@@ -62,10 +62,10 @@ class FaultWorld:
     """A service in a state folder of its own.
 
     Args:
-        folder: empty; holds the state folder `home` and the files that the driver sets aside.
+        folder: an empty folder, which will hold the state folder `home` and the files that the driver moves aside.
         abilities: abilities of the machine.
         python: interpreter of the training programs.
-        database_url: empty is SQLite in the state folder.
+        database_url: empty for SQLite in the state folder.
     """
 
     def __init__(self, folder: Path, *, abilities: Abilities, python: str, database_url: str = "") -> None:
@@ -124,7 +124,7 @@ class FaultWorld:
                 process.kill(timeout_s=DOWN_TIMEOUT_S)
 
     def service_port(self) -> int:
-        """Port of the running or the last service."""
+        """Port of the service that runs or that ran last."""
         return int(self._clients.url().rpartition(":")[2])
 
     def store_record(self) -> Mapping[str, Any]:

@@ -127,7 +127,7 @@ class Client:
         job = Job(name, f"{name}:{self._num_created}", life, num_hosts, submitted_at=time.time())
         code, answer = self._caller.call("sagemaker", "CreateTrainingJob", **_request(job))
         if code == UNANSWERED:
-            return  # the caller has recorded it as wrong
+            return  # `Caller` has recorded the missing answer as a violation
         if code:
             self._wrong(job, f"a good request was refused: {answer['Error']}")
             return
@@ -271,8 +271,9 @@ class Client:
 def admission_of(facts: Mapping[str, Any], streams: Sequence[str]) -> tuple[float | None, float | None]:
     """Return the earliest and the latest time at which hosts were requested; (None, None) if they never were.
 
-    A job that waited at the head of the queue went from Pending to Starting at exactly that time. The first transition
-    of a job that did not wait is rewritten later; the names of its streams contain the second of the request.
+    A job that waited at the head of the queue went from Pending to Starting at exactly that time. If a job did not
+    wait, its first transition is rewritten later; but the names of its log streams contain the time of the request in
+    whole seconds.
     """
     if not streams:
         return None, None

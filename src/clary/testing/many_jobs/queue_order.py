@@ -26,7 +26,7 @@ def overtakings(jobs: Sequence[JobRecord]) -> list[str]:
 
 
 def longest_pause_s(jobs: Sequence[JobRecord]) -> float:
-    """Return the longest time without an admission while a job waited that was admitted later."""
+    """Return the longest time in which no job was admitted although a job waited that was admitted later."""
     admitted = sorted((job for job in jobs if job.admitted_from is not None), key=_until)
     longest = 0.0
     waits_since = float("inf")  # creation time of the oldest job that was admitted at `after` or later

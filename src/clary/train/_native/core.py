@@ -1,11 +1,11 @@
 """The compiled core: one build of the library serves every Python (docs/adr/0008).
 
 Functions that must cost little are called through `_door`, a module in CPython's limited API, if it was built and
-loads. All other functions, and without `_door` all functions, are called by ctypes. Both take the same arguments,
-addresses as numbers.
+loads. All other functions, and without `_door` all functions, are called by ctypes. Both ways take the same arguments;
+addresses are passed as numbers.
 
-Where: `collective.cores` opens it over connections that `collective.bootstrap` made; communicator and adapters call it.
-Every call releases the interpreter lock while it is in the library, so waiting in one thread stops no other.
+Where: `collective.cores` opens the core over connections that `collective.bootstrap` made; communicator and adapters
+call it. Every call releases the interpreter lock while it is in the library, so waiting in one thread stops no other.
 Signatures are those of native/include/clary/collectives.h; `interface.Core` says what the methods mean.
 """
 
@@ -69,7 +69,7 @@ class _Failure(ctypes.Structure):
 
 
 class _FailureOfThread(threading.local):
-    """One place a thread for the library to write a failure to, made at the thread's first call."""
+    """Per-thread memory to which the library writes a failure, allocated at the thread's first call."""
 
     def __init__(self) -> None:
         self.failure = _Failure()
@@ -80,7 +80,7 @@ _failures = _FailureOfThread()
 
 
 # Argument types by function, after the communicator; a function that can fail takes a failure's address last.
-_LIST = c_void_p  # the address of an array, with one entry a rank
+_LIST = c_void_p  # the address of an array, with one entry per rank
 _TAIL = (c_int32, c_double, c_void_p)  # asynchronous, timeout_s, failure
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "all_reduce": (c_int64, (c_void_p, c_void_p, c_uint64, c_int32, c_int32, *_TAIL)),
@@ -141,7 +141,7 @@ _ARGUMENTS: dict[Kind, Callable[[Operation, Any], tuple[Any, ...]]] = {
 
 
 def library_path() -> Path:
-    """Return the path of the shared library, if built: beside this file."""
+    """Return the path that the shared library has if it was built: beside this file."""
     return Path(__file__).with_name(_LIBRARY_NAME)
 
 
@@ -246,13 +246,15 @@ class NativeCore:
             self._fail(0)
 
     def know_tensors(self, types: Any, strided: Any, dtypes: dict[Any, int], reductions: dict[int, int]) -> bool:
-        """Have the four calls below read torch's tensors; False without `_door`, where each of them returns None.
+        """Let the four tensor calls below read torch's tensors.
+
+        Returns: False without `_door`; each of the four calls then returns None.
 
         Args:
             types: torch.Tensor and torch.nn.Parameter; objects of other types are not read.
             strided: torch's layout of plain memory.
-            dtypes: the core's number of each of torch's types.
-            reductions: the core's number by that of torch's reduction.
+            dtypes: torch's type -> the core's number for it.
+            reductions: torch's number of a reduction -> the core's number for it.
         """
         ways = self._short_ways
         if not hasattr(ways, "know_tensors"):  # also a `_door` that was built before this function existed
@@ -262,7 +264,7 @@ class NativeCore:
         return True
 
     def record(self, address: int, num_rows: int) -> None:
-        """Have operations written to rows as in `contract.collective_records`; the memory must outlive the core."""
+        """Make the core write operations to rows as in `contract.collective_records`; the memory must outlive it."""
         library = _library()
         if hasattr(library, "clary_record"):
             library.clary_record(self._handle or self._gone(), address, num_rows)
@@ -277,7 +279,7 @@ class NativeCore:
     def all_reduce(
         self, source: int, target: int, count: int, dtype: int, op: int, asynchronous: bool, timeout_s: float
     ) -> int:
-        """Reduce `count` elements of every rank into `target` of all.
+        """Reduce `count` elements of every rank into the `target` of every rank.
 
         Args: as `Core.all_reduce`.
         """
@@ -323,7 +325,7 @@ class NativeCore:
     def gather_memory(self, source: Any, target: Any, timeout_s: float) -> bool:
         """Collect an object of every rank into one object; False, with nothing done, if one is not plain.
 
-        Args: as `Core.all_gather`, by objects with the buffer protocol; they lie apart.
+        Args: as `Core.all_gather`, but as objects with the buffer protocol, which do not overlap.
         """
         if self._short_ways is None:
             return False
@@ -331,9 +333,11 @@ class NativeCore:
         return self._has_served(self._short_ways.gather_memory(handle, source, target, self.size, timeout_s, failure))
 
     def sum_scatter_memory(self, source: Any, target: Any, timeout_s: float) -> bool:
-        """Reduce an object of a chunk a rank by SUM; rank r keeps chunk r. False, with nothing done, if not plain.
+        """Reduce an object with one chunk per rank by SUM; rank r keeps chunk r.
 
-        Args: as `Core.reduce_scatter`, by objects with the buffer protocol; they lie apart.
+        False, with nothing done, if not plain.
+
+        Args: as `Core.reduce_scatter`, but as objects with the buffer protocol, which do not overlap.
         """
         if self._short_ways is None:
             return False
@@ -350,7 +354,7 @@ class NativeCore:
         Args:
             tensors: a list of one tensor.
             options: torch's AllreduceOptions.
-            default_s: the limit where the options set none.
+            default_s: time limit in seconds if the options set none.
         """
         if self._tensor_ways is None:
             return None
@@ -364,7 +368,7 @@ class NativeCore:
         Args:
             tensors: a list of one tensor.
             options: torch's BroadcastOptions.
-            default_s: as for `reduce_tensor`, as is the result.
+            default_s: as for `reduce_tensor`; the same holds for the result.
         """
         if self._tensor_ways is None:
             return None
@@ -377,9 +381,9 @@ class NativeCore:
 
         Args:
             output: the larger tensor.
-            source: this rank's.
+            source: this rank's tensor.
             options: torch's AllgatherOptions.
-            default_s: as for `reduce_tensor`, as is the result.
+            default_s: as for `reduce_tensor`; the same holds for the result.
         """
         if self._tensor_ways is None:
             return None
@@ -396,7 +400,7 @@ class NativeCore:
             output: this rank's chunk of the result.
             source: the larger tensor.
             options: torch's ReduceScatterOptions.
-            default_s: as for `reduce_tensor`, as is the result.
+            default_s: as for `reduce_tensor`; the same holds for the result.
         """
         if self._tensor_ways is None:
             return None
@@ -465,14 +469,14 @@ class NativeCore:
         return dict(zip(_COUNTER_NAMES[:written], values[:written], strict=True))
 
     def close(self) -> None:
-        """Leave the group in order; pending operations fail. A second call does nothing."""
+        """Leave the group properly; pending operations fail. A second call does nothing."""
         with self._closing:
             handle, self._handle = self._handle, None
             if handle is not None:
                 self._calls.destroy(handle)
 
     def _copied(self, chunks: Chunks) -> Chunks:
-        """Return the chunks as arrays of the library's."""
+        """Return the chunks as C arrays for the library."""
         sources, targets = _array(self._addresses, chunks.sources), _array(self._addresses, chunks.targets)
         counts = _array(self._counts, chunks.send_counts), _array(self._counts, chunks.receive_counts)
         return Chunks(sources, targets, *counts)

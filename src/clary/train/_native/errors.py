@@ -42,7 +42,10 @@ class PeerLost(CollectiveError):
 
 
 class OrderMismatch(CollectiveError):
-    """Ranks called different collectives, or with different sizes. A defect of the program, so that no retry helps."""
+    """Ranks called different collectives, or the same collective with different sizes.
+
+    A defect of the program, so that no retry helps.
+    """
 
     default_fault = Fault.ALGORITHM
 

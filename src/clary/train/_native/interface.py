@@ -197,8 +197,8 @@ class ShortCalls(ABC):
 class Core(Protocol):
     """A communicator over established connections.
 
-    Every method raises the exceptions of `errors`, by `clary_code`; after any error other than a bad argument the core
-    is poisoned and each later call raises the first cause.
+    Every method raises the exceptions of `errors`, chosen by the `clary_code`; after any error other than a bad
+    argument the core is poisoned and each later call raises the first cause.
     """
 
     def run(self, operation: Operation) -> int:
@@ -213,7 +213,7 @@ class Core(Protocol):
     def all_reduce(
         self, source: int, target: int, count: int, dtype: int, op: int, asynchronous: bool, timeout_s: float
     ) -> int:
-        """Reduce the buffers of all ranks into `target` of all; returns the same as `run`.
+        """Reduce the buffers of all ranks into the `target` of every rank; returns the same as `run`.
 
         Args:
             source: address of `count` elements.
@@ -274,4 +274,4 @@ class Core(Protocol):
         """Count operations, bytes reduced, bytes on lanes, sleeps and wakes since creation."""
 
     def close(self) -> None:
-        """Leave the group in order; pending operations fail. A second call does nothing."""
+        """Leave the group properly; pending operations fail. A second call does nothing."""

@@ -178,7 +178,7 @@ class PeerExchange:
             return dict(self._counts)
 
     def close(self) -> None:
-        """Leave the group in order; pending operations fail. A second call does nothing."""
+        """Leave the group properly; pending operations fail. A second call does nothing."""
         with self._changed:
             if self._is_closed:
                 return

@@ -1,7 +1,7 @@
 """Frames between reference cores, and the thread that moves them.
 
-Where: `reference` posts frames and gets received frames by callbacks. The native core uses another protocol on the
-same sockets; groups are never mixed (`bootstrap.records`).
+Where: `reference` posts frames and gets received frames by callbacks. The native core uses another protocol on the same
+sockets; a group never contains both cores (`bootstrap.records`).
 
 A peer on this host has one stream, the side stream, which carries all frames. A peer on another host also has a lane,
 which carries collectives. Each stream ends with GOODBYE; a stream that ends without GOODBYE means a lost peer.
@@ -92,7 +92,7 @@ class Callbacks:
     """The callbacks of `StreamLoop`, always from its own thread."""
 
     on_frame: Callable[[int, Frame], None]  # peer
-    on_goodbye: Callable[[int], None]  # all streams of the peer have ended in order
+    on_goodbye: Callable[[int], None]  # all streams of the peer have ended with GOODBYE
     on_loss: Callable[[int, str], None]  # peer, reason
     before_wait: Callable[[], float | None]  # may end overdue transfers; returns the seconds until its next call is due
 
@@ -202,7 +202,7 @@ class StreamLoop:
                     stream.outbound.popleft()
         except BlockingIOError:
             pass
-        except OSError:  # the peer has ended; reading shows whether in order
+        except OSError:  # the peer has ended; reading shows whether it sent GOODBYE
             stream.can_write = False
             stream.outbound.clear()
         self._watch(stream)
@@ -249,7 +249,7 @@ class StreamLoop:
             stream.can_write = False
             stream.outbound.clear()
         if not stream.has_goodbye:
-            for other in self._streams.values():  # the peer may have sent the cause on it
+            for other in self._streams.values():  # the peer may have sent the cause on another stream
                 while other.peer == stream.peer and self._is_watched(other) and self._read(other):
                     pass
             self._callbacks.on_loss(stream.peer, words)

@@ -1,6 +1,6 @@
 """Send and receive of the reference core: the matching of messages and calls.
 
-Where: `reference` holds one book a core and guards it with its lock; this module never waits, locks, or does input or
+Where: `reference` holds one book per core and guards it with its lock; this module never waits, locks, or does input or
 output.
 """
 

@@ -1,4 +1,6 @@
-"""Checkpoints that hardly delay training: copied to host memory, written in the background, restored by any ranks.
+"""Checkpoints that hardly delay training.
+
+They are copied to host memory, written in the background, and restored by any number of ranks.
 
     from clary.train import checkpoint
 
@@ -28,7 +30,7 @@ __all__ = ["CheckpointError", "Keeper"]
 
 def __getattr__(name: str) -> Any:
     if name == "Keeper":
-        # imported late: saves 1073 ms, mostly of torch, in programs that only read sets
+        # imported late: saves 1073 ms, mostly of torch, in programs that only read checkpoint sets
         from clary.train.checkpoint.keeper import Keeper
 
         return Keeper

@@ -76,7 +76,7 @@ class Filling:
         return wanted
 
     def finish(self, tensors: dict[str, Any]) -> None:
-        """Load the tensors that were read into the program's objects.
+        """Load the tensors, which the caller has read, into the program's objects.
 
         Args:
             tensors: the filled tensors from `tensors`.

@@ -23,7 +23,7 @@ _HOST_VARIABLES = ("CLARY_COLLECTIVE_HOST", "SM_CURRENT_HOST")  # sources of a h
 
 @dataclass(kw_only=True)
 class Company:
-    """One rank's groups and facts of all ranks. Ranks are numbered as in the default group."""
+    """One rank's process groups, and facts about all ranks. Ranks are numbered as in the default group."""
 
     calls: Ranks  # for calls from the program's thread
     writers: Ranks  # for calls from the thread that writes

@@ -66,7 +66,10 @@ class Keeper:
         if limit_s <= 0:
             raise ValueError(f"limit_s is {limit_s}; expected seconds, more than 0")
         if peers and async_staging:
-            raise ValueError("peers and async_staging are both set: copies in peers' memory need the copy at once")
+            raise ValueError(
+                "peers and async_staging are both set: copies in peers' memory need the tensors copied "
+                "before `save` returns"
+            )
         self.folder = Path(folder).absolute()
         self._keep, self._wants_peers, self._limit_s = keep, peers, limit_s
         self._has_async_staging = async_staging
@@ -272,7 +275,7 @@ class Keeper:
             return self._company.calls.highest(*values)
         except RuntimeError:
             if failure is not None:
-                raise failure from None  # the own failure came first and is more specific
+                raise failure from None  # this rank's own failure came first and is more specific
             raise
 
     @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """A second copy of every rank's last snapshot, in the memory of a rank of another host.
 
-A new copy is received into other memory than the last copy that all ranks have received, so that an interrupted
-exchange loses no whole copy. A rank's memory holds its own snapshot and two copies for each rank whose partner it is.
-All waits have the timeout of the group that transfers the copies.
+The last copy that all ranks have received stays in memory while a new copy is received into other memory, so that an
+interrupted exchange loses no whole copy. A rank's memory holds its own snapshot and two copies for each rank whose
+partner it is. All waits have the timeout of the group that transfers the copies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from clary.train.checkpoint.parts import PartIndex
 from clary.train.checkpoint.ranks import Ranks
 from clary.train.checkpoint.snapshot import Memory, Snapshot
 
-SEND_BYTES = 32 * 1024**2  # bytes of one message, so that a slow peer does not exceed the group's timeout
+# bytes of one message; small enough that even a slow peer does not exceed the group's timeout
+SEND_BYTES = 32 * 1024**2
 
 
 class PeerMemory:

@@ -1,7 +1,7 @@
 """Places of ranks: the folder that each rank sees, and its host. Pure.
 
 Ranks may have one folder per host, one folder that all hosts share, or one folder per rank; `joining` tests this with
-files, since names of hosts and paths do not tell.
+files, since names of hosts and paths do not show which is the case.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Plans of the part that each rank writes: all ranks agree on them once, and again only if tensors have changed.
 
-Where: torch.distributed.checkpoint plans: its metadata, its rule for tensors that several ranks replicate, and its
+Where: torch.distributed.checkpoint supplies the metadata, the rule for tensors that several ranks replicate, and the
 division into pieces on restoring. So any number of ranks can read a checkpoint of any other number of ranks.
 
 [Note: one rank's values] A model's tensor that several ranks replicate is written by one of them; such tensors are
-distributed evenly. All of any other value (its name begins with `=`) comes from the lowest rank that has it: the
+distributed evenly. The whole of any other value (its name begins with `=`) comes from the lowest rank that has it: the
 counters of one rank are never saved with the random generator of another.
 """
 

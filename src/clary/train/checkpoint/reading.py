@@ -48,7 +48,7 @@ def fetch(
     Args:
         ranks: ranks of a group, numbered as in the default group.
         requests: this rank's requests; they may differ between ranks.
-        here: part -> the part, for parts that this rank can read itself.
+        here: rank that wrote a part -> the part, for parts that this rank can read itself.
         holders: by part, the ranks that can send it; the same on all ranks.
         deliver: takes the index of a request and its bytes, which are valid during the call.
         what: description of the operation, for the error.

@@ -107,7 +107,8 @@ class Background:
         self._previous, self._what = previous, what
         self._failure: BaseException | None = None
         self._over = threading.Event()
-        # A daemon, since at exit Python waits for other threads without a limit; `_finish_at_exit` has a limit.
+        # A daemon thread, since at exit Python waits without a limit for threads that are not daemons;
+        # `_finish_at_exit` has a limit.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

@@ -84,7 +84,7 @@ class Staging:
                 )
 
     def copy(self) -> None:
-        """Copy all tensors, on another thread than the training; `finish` raises the errors."""
+        """Copy all tensors, on a thread other than the training thread; `finish` raises the errors."""
         try:
             with torch.no_grad():
                 for batch in _batches(self._sources):

@@ -6,8 +6,8 @@
     =loader                                 any other value, with holes in place of its tensors
     =loader/0                               the tensor of the first hole
 
-An optimizer's parameters are identified with a module's, so its state has the module's names and fits another sharding
-of the model.
+Each parameter of an optimizer is matched with the same parameter of a module. The optimizer's state therefore uses the
+module's names and fits another sharding of the model.
 """
 
 from __future__ import annotations

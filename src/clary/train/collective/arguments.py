@@ -68,7 +68,7 @@ def uneven_chunks(
         name: name of the argument, for errors.
         dtype: element type; None to derive it from the format.
         is_output: whether they will be written.
-    Raises: ValueError for counts that do not fit the memory; as `buffers_of`.
+    Raises: ValueError for counts that do not fit the memory; otherwise as `buffers_of`.
     """
     found = buffers_of(memories, size, name=name, dtype=dtype, is_output=is_output)
     if not isinstance(found, Buffer):

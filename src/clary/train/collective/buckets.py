@@ -4,18 +4,19 @@ Pure: no clock, no framework. `adapters.torch.overlap` measures the inputs and r
 Equal inputs give equal plans, so ranks that agree on their measurements agree on their buckets.
 
 Gradients become ready one after the other during the backward pass; a bucket is sent when its last gradient is ready
-and the previous bucket has been sent. On an idle link it takes `latency_s + bytes / bytes_per_s`; behind another bucket
-its latency passes while the other is on the link. With r(i) the time at which the first i gradients are ready, and
-S(k, i) the seconds on the wire of gradients k + 1 to i, the earliest end of the first i gradients is
+and the previous bucket has been sent. On an idle link, the bucket takes `latency_s + bytes / bytes_per_s`. Behind
+another bucket, its latency passes while that other bucket is still on the link. With r(i) the time at which the first i
+gradients are ready, and S(k, i) the seconds on the wire of gradients k + 1 to i, the earliest end of the first i
+gradients is
 
     f(0) = 0,  f(i) = min over k < i of  max(r(i) + latency + S(k, i), f(k) + max(latency, S(k, i)))
 
 because an earlier end of a prefix never delays the following buckets. A reduced bucket is copied back into its
-gradients; of these copies only the last bucket's is not hidden by other reductions, so it is added to the last bucket.
-Many plans come close to the earliest end. `plan_buckets` cuts from the back: each bucket is as large as possible while
-every cut ends at most `slack` after its earliest possible end. So there are few buckets, each of which has a cost
-outside this model, and a little jitter delays no bucket past the end. The last bucket gets no slack: its copy delays
-every step.
+gradients. Later reductions hide all of these copies except the last bucket's, so the time of that copy is added to the
+last bucket. Many plans come close to the earliest end. `plan_buckets` cuts from the back: each bucket is as large as
+possible while every cut ends at most `slack` after its earliest possible end. So there are few buckets, which matters
+because each bucket has a cost outside this model, and a little jitter delays no bucket past the end. The last bucket
+gets no slack: its copy delays every step.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-MAX_PIECES = 1024  # most pieces for the search, whose time is quadratic; more gradients are joined first
+MAX_PIECES = 1024  # maximum number of pieces in the search, whose time is quadratic; more gradients are joined first
 DEFAULT_SLACK = 0.0025  # share of the earliest end; 0.01 made steps 1 % longer than one bucket a layer (`overlap`)
 _ROUNDING = 1e-12  # as a share: ends that differ by less are equal
 _MILLISECONDS = 1e3  # per second
@@ -96,7 +97,7 @@ def plan_buckets(gradients: Sequence[Gradient], cost: CommunicationCost, *, slac
     Args:
         gradients: in the order in which they become ready; a time below the predecessor's counts as the predecessor's.
         slack: allowed delay of a bucket after its earliest end, as a share of the earliest end of the last bucket.
-    Raises: ValueError if there are no gradients, or a number is negative, not finite, or a rate of 0.
+    Raises: ValueError if there are no gradients, if a number is negative or not finite, or if a rate is 0.
     """
     _check(gradients, cost, slack)
     pieces = _pieces(gradients)
@@ -213,7 +214,7 @@ def _cuts_from_the_back(
         latest_s = deadline_s if len(cuts) > 1 else earliest_s * (1 + _ROUNDING)
         in_time = (first for first, end_s in enumerate(ends) if end_s <= latest_s)
         first = next(in_time, None)
-        if first is None:  # happens only through rounding: the cut after `earliest` ends by the deadline
+        if first is None:  # happens only through rounding: the cut that gave `earliest` ends by the deadline
             first = ends.index(min(ends))
         num_bytes = sent[last] - sent[first]
         queued_s = cost.end_s(num_bytes, -math.inf, 0.0) + _copy_s(sent, cost, first, last)

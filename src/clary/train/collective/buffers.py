@@ -1,4 +1,4 @@
-"""Callers' memory in the form for cores: address, number of elements, their type, and the owner that keeps it alive.
+"""Callers' memory as cores need it: address, element count, type, and the owner that keeps it alive.
 
 Where: `communicator` turns every argument into a `Buffer` and holds it until the operation has ended; adapters make
 their own. This module never copies or converts: unsuitable memory is refused, with the remedy. Source: Python's buffer
@@ -114,7 +114,7 @@ def _from_protocol(memory: Any, name: str, dtype: Dtype | None) -> Buffer:
         kind = _dtype_of(view, name, dtype)
     num_bytes, element_bytes = view.nbytes, ELEMENT_BYTES[kind]
     if num_bytes % element_bytes:
-        raise ValueError(f"{name} has {num_bytes} bytes, which is no whole number of {_word(kind)}")
+        raise ValueError(f"{name} has {num_bytes} bytes, which is no whole number of {_word(kind)} elements")
     return Buffer(_address_of(view), num_bytes // element_bytes, kind, not view.readonly, view)
 
 
@@ -130,8 +130,9 @@ def _dtype_of(view: memoryview, name: str, dtype: Dtype | None) -> Dtype:
         return found
     if dtype is None:
         raise TypeError(
-            f"{name} has elements of format {view.format!r}, which cores do not know; they know "
-            f"{', '.join(map(_word, Dtype))}; for bfloat16, or bits that mean another type, say dtype="
+            f"{name} has elements of format {view.format!r}, which collectives do not support; they "
+            f"support {', '.join(map(_word, Dtype))}; for bfloat16, or bits that mean another type, pass "
+            "dtype="
         )
     is_raw = code in _BYTE_CODES or (dtype is Dtype.BFLOAT16 and code in _WORD_CODES)
     if found is not dtype and not is_raw:
@@ -188,12 +189,12 @@ def check_apart(sources: Sequence[Buffer], targets: Sequence[Buffer], *, may_be_
             is_same = source.address == target.address and source.num_bytes == target.num_bytes
             if source.overlaps(target) and not (may_be_equal and is_same):
                 raise ValueError(
-                    "input and output overlap: pass memory that lies apart"
-                    + (", or the very same for both" if may_be_equal else "")
+                    "input and output overlap: pass memory that does not overlap"
+                    + (", or the same memory for both" if may_be_equal else "")
                 )
     for place, target in enumerate(targets):
         if any(target.overlaps(other) for other in targets[place + 1 :]):
-            raise ValueError("chunks of the output overlap: pass memory that lies apart")
+            raise ValueError("chunks of the output overlap: pass memory that does not overlap")
 
 
 def _word(dtype: Dtype) -> str:

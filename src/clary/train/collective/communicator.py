@@ -68,8 +68,8 @@ class Communicator:
     rank order, or in a list with one buffer per rank. `dtype` is for memory whose format does not tell the element
     type.
 
-    All methods raise TypeError and ValueError for invalid arguments, naming the fix, before they send data; and
-    CollectiveError, from the call or from `Work.wait`.
+    All methods raise TypeError or ValueError for invalid arguments before they send data; the text names the fix. They
+    raise CollectiveError from the call or from `Work.wait`.
     """
 
     def __init__(
@@ -107,12 +107,12 @@ class Communicator:
         asynchronous: bool = False,
         timeout_s: float = _GROUP_TIMEOUT,
     ) -> Work:
-        """Reduce `source` of all ranks into `target` of all ranks; without a target in place.
+        """Reduce `source` of all ranks into `target` of all ranks; reduce in place if there is no target.
 
         Args:
             source: memory that `buffer_of` accepts, of equal length on all ranks.
             target: memory of the same length; None for in place.
-            op: a ReduceOp or its name, as `sum`.
+            op: a ReduceOp or its name, such as `sum`.
             dtype: element type; None to derive it from the buffers' format.
             asynchronous: return at once; the caller must not use the buffers until the work has ended.
             timeout_s: limit of the operation in seconds; 0 for the group's timeout.
@@ -361,7 +361,7 @@ class Communicator:
         Ranks may pass different lists if no two lists share a rank; a rank without a new group passes an empty list.
         Returns: None on ranks that are not listed; all ranks return after all groups are formed, so that no rank closes
             the store earlier.
-        Raises: ValueError; otherwise as `open_group`, and then this group is poisoned, too.
+        Raises: ValueError; otherwise the errors of `open_group`, after which this group is poisoned, too.
         """
         members = list(ranks)
         if len(set(members)) != len(members):

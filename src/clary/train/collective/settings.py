@@ -1,7 +1,7 @@
 """Settings of collectives: each declared once, read from the environment of a rank.
 
 Where: `communicator.open_group` and the adapters read them when a group is formed; lower modules do not read the
-environment. An argument of a caller overrides the settings. `VARIABLES` is the same list for the documentation.
+environment. An argument of a caller overrides the settings. `VARIABLES` lists the same settings for the documentation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _LINK_PARTS = ("latency_us", "gbit")
 
 @dataclass(frozen=True)
 class Link:
-    """Speed of the link between hosts, for the cost model. It is never measured, so that all runs choose alike."""
+    """Speed of the link between hosts, for the cost model.
+
+    It is never measured, so that all runs make the same choices.
+    """
 
     latency_s: float
     bytes_per_s: float

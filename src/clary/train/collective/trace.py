@@ -1,15 +1,16 @@
 """Computation and communication on each rank, as a trace in Chrome's format (chrome://tracing, Perfetto).
 
-Off unless CLARY_COLLECTIVE_TRACE names a folder (`settings`). Then `cores.open_core` puts a `traced_core.TracedCore`
-around every core, whose operations are lanes named `communication GROUP`, and the torch adapter reports modules on the
-lane `compute`. Each rank writes one file, `rank-RANK.PROCESS.json`. This command merges them into one trace:
+Off unless CLARY_COLLECTIVE_TRACE names a folder (`settings`). Then `cores.open_core` wraps every core in a
+`traced_core.TracedCore`, which puts the core's operations on a lane named `communication GROUP`, and the torch adapter
+reports modules on the lane `compute`. Each rank writes one file, `rank-RANK.PROCESS.json`. This command merges them
+into one trace:
 
     python -m clary.train.collective.trace merge FOLDER OUTPUT
 
-Times begin with the wall clock's time and continue with the monotonic clock: lanes of one host align exactly, lanes of
-different hosts as well as the hosts' clocks agree. A file holds at most MAX_EVENTS; later events are counted and
-dropped. The file is written every FLUSH_EVENTS events and when the process ends; a killed process loses the unwritten
-events, but its file can still be read.
+Times start from the wall clock and advance with the monotonic clock. Lanes of one host align exactly; lanes of
+different hosts align only as closely as the hosts' clocks agree. A file holds at most MAX_EVENTS; later events are
+counted and dropped. The file is written every FLUSH_EVENTS events and when the process ends; a killed process loses the
+unwritten events, but its file can still be read.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class TraceWriter:
         """Add a span; spans of a lane must nest.
 
         Args:
-            lane: row of the trace, as `compute`.
+            lane: row of the trace, such as `compute`.
             name: name of the span.
             begin_ns, end_ns: times by `time.perf_counter_ns`.
             details: shown with the event.
@@ -133,10 +134,10 @@ class TraceWriter:
 
 
 def writer_of_process(folder: str, rank: int) -> TraceWriter | None:
-    """Return the writer of this process into `folder`; None if `folder` is empty, that is, traces are off.
+    """Return the writer of this process's file in `folder`; None if `folder` is empty, that is, traces are off.
 
-    The first caller's `rank` names the file and the trace's process; a launcher's RANK wins, since `rank` may be of a
-    smaller group.
+    The first caller's `rank` names the file and the trace's process. The variable RANK of a launcher takes precedence,
+    since `rank` may be a rank in a smaller group.
 
     Raises: OSError if the file cannot be written.
     """
@@ -168,7 +169,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             text, separator, _ = text.rpartition(_SEPARATOR)
             if not separator:
-                raise ValueError(f"{path} is no trace: expected one JSON array, an event a line") from None
+                raise ValueError(f"{path} is no trace: expected one JSON array with one event per line") from None
         else:
             return events
 
@@ -185,7 +186,7 @@ def merge(folder: Path) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Merge from the command line."""
+    """Merge traces as the command line requests."""
     parser = argparse.ArgumentParser(prog="python -m clary.train.collective.trace", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     merging = parser.add_subparsers(dest="command", required=True).add_parser("merge", help="make one trace of a run's")

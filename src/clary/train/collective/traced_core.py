@@ -1,8 +1,8 @@
 """A core that reports each of its operations to a trace.
 
-Where: `cores.open_core` puts it around every core while traces are on. It keeps the times of each call and of its end.
-Every LOOK_S it looks for ended asynchronous operations, so that it sees the end of an operation before its caller
-waits; spans are exact to LOOK_S.
+Where: `cores.open_core` puts it around every core while traces are on. It records the time of each call and the time at
+which the operation ended. Every LOOK_S seconds it checks for ended asynchronous operations, so that it notices an end
+even before the caller waits. Spans are accurate to LOOK_S.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _MICROSECOND_NS = 1000
 class TracedCore(ShortCalls):
     """A core that traces each operation on the lane of its group.
 
-    A collective's span begins once it was called and the collective before it had ended; `waited_us` is the time
-    between.
+    A collective's span begins once the collective has been called and the previous one has ended; `waited_us` is the
+    time from the call to the beginning of the span.
     """
 
     sum_memory = know_tensors = None  # calls of a core that would bypass the trace

@@ -1,15 +1,15 @@
 """One model that torch.compile has compiled in place: its first call, and its return to eager execution.
 
 Where: `outermost` makes one for each model that the policy permits. `nn.Module` calls the function in a module's
-`_compiled_call_impl`, as after `Module.compile`; keys of state_dict stay unchanged, and pickles and copies omit the
-attribute.
+`_compiled_call_impl`, as it does after `Module.compile`; keys of state_dict stay unchanged, and pickles and copies omit
+the attribute.
 
 [Note: no failure]
 A graph that Inductor cannot compile runs uncompiled. Code that Dynamo cannot follow runs as Python, by Dynamo's setting
 `suppress_errors`; an error that the compiler still raises ends the use of the compiled model, and the call is repeated
 in eager execution. The backward graph is compiled together with the forward graph, so that no compiler error can occur
-in the backward pass. Random numbers are drawn as in eager execution (`fallback_random`): losses of a program stay the
-same, dropout or not. Source: torch.compile, "Frequently asked questions"; torch/_inductor/config.py,
+in the backward pass. Random numbers are drawn as in eager execution (`fallback_random`), so that a program's losses
+stay the same, with or without dropout. Source: torch.compile, "Frequently asked questions"; torch/_inductor/config.py,
 torch/_functorch/config.py.
 """
 
@@ -126,7 +126,7 @@ class CompiledModel:
 
 
 def _followed(module: nn.Module) -> Callable[..., Any]:
-    """Return the call of a module in a form that Dynamo follows; by default it skips torch's own code."""
+    """Return a module's call in a form that Dynamo follows; by default Dynamo skips torch's own code."""
     call: Callable[..., Any] = module._call_impl
     if not import_module("torch._dynamo.trace_rules").check(module.forward):
         return call
@@ -144,7 +144,7 @@ def _keep_headers() -> None:
 
 
 def _is_of_compiler(error: BaseException) -> bool:
-    """Whether torch's compiler raised an error, not the program or one of its operations."""
+    """Whether an error came from torch's compiler, not from the program or one of its operations."""
     name, traceback = "", error.__traceback__
     while traceback is not None:
         name = str(traceback.tb_frame.f_globals.get("__name__", ""))

@@ -69,7 +69,7 @@ def _is_bfloat16_emulated() -> bool:
     """Whether the processor lacks AVX-512, without which torch computes in bfloat16 by emulation."""
     try:
         return not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    except (AttributeError, RuntimeError):  # this torch lacks that library
+    except (AttributeError, RuntimeError):  # this torch lacks mkldnn
         return False
 
 

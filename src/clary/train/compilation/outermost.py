@@ -42,7 +42,7 @@ class _Plan:
 
 
 class _Depth(threading.local):
-    is_inside = False  # a module runs in this thread
+    is_inside = False  # whether a module is running in this thread
 
 
 class Watch:
@@ -119,7 +119,7 @@ class Watch:
 
 
 def install() -> Watch | None:
-    """Watch the calls of this process if the job requests it; otherwise, or if they are watched, return None."""
+    """Watch module calls in this process if the job requests it; return None if not, or if already watched."""
     wishes = read_wishes(os.environ)
     if not wishes.any or hasattr(nn.Module.__call__, _MARK):
         return None

@@ -1,6 +1,6 @@
 """Decides which models are compiled and which run under autocast, with the reason. Pure.
 
-Where: `outermost` calls them once for each model, `compiled` again after the first call.
+Where: `outermost` calls the policies once for each model; `compiled` calls `judge_first_call` after the first call.
 """
 
 from __future__ import annotations

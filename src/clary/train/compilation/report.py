@@ -51,7 +51,7 @@ class Report:
             print(f"clary: nothing more is written for the compiler's debug mode: {error}", file=sys.stderr, flush=True)
 
     def open_torch_logs(self) -> None:
-        """Make torch log graph breaks and recompilations to a file there, after the import of `torch._dynamo`."""
+        """Make torch log graph breaks and recompilations to a file in `folder`, once `torch._dynamo` is imported."""
         if not self._folder or self._is_open or "TORCH_LOGS" in os.environ:
             return
         self._is_open = True

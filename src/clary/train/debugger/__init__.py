@@ -8,9 +8,9 @@
     trial = debugger.create_trial("/opt/ml/output/tensors")
     for step, loss in trial.tensor("CrossEntropyLoss_output_0").values().items(): ...
 
-Where: docs/debugger.md. `clary.compat.smdebug` gives it smdebug's names. torch is imported when a Hook is first used,
-numpy when a value is read; the readers of trials and the rules are imported when first used, since a program that only
-saves does not need them.
+Where: docs/debugger.md. `clary.compat.smdebug` offers this package under smdebug's names. torch is imported when a Hook
+is first used, numpy when a value is read; the readers of trials and the rules are imported when first used, since a
+program that only saves does not need them.
 
 errors, modes, save_config, reduction_config, collection, configuration             the tensors to save, and when
 choosing, hook_options                             the tensors to save for one hook, while its program runs

@@ -94,7 +94,7 @@ class _Loader(Loader):
 
 def _install(configuration: HookConfiguration) -> None:
     try:
-        # imported late: saves 619 ms, mostly of torch, in programs without it
+        # imported late: saves 619 ms, mostly torch's import, in programs without torch
         from clary.train.debugger.hook import Hook, get_hook
 
         if get_hook() is not None:

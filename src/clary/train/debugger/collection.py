@@ -23,7 +23,7 @@ DEFAULT_REGEXES: Mapping[str, tuple[str, ...]] = {
     "optimizer_variables": ("^optimizer/",),
 }
 ALWAYS_SAVED = ("losses",)
-_MAX_REGEX = 4096  # most characters; expressions may be from untrusted files
+_MAX_REGEX = 4096  # maximum number of characters, since expressions may come from untrusted files
 
 
 class CollectionKeys:

@@ -46,7 +46,7 @@ class HookConfiguration:
 
 
 def configuration_path(given: str | Path | None = None) -> Path:
-    """Return the path of the configuration: the given path, else the variable's, else the job's default path."""
+    """Return the path of the configuration: given, else from PATH_VARIABLE, else the job's default path."""
     return Path(given or os.environ.get(PATH_VARIABLE) or DEFAULT_PATH)
 
 

@@ -9,7 +9,7 @@ the other until the training has ended or the rule has a finding. An order and a
 
     {"status": "IssuesFound", "details": "step 12: ..."}
 
-`is_marked` tells that the agent marks the end of the program, since another worker may follow a worker that ends. For a
+`is_marked` means that only agents' marks end the training, since another worker may follow a worker that ends. For a
 job of several hosts an order also has the URI under which the other hosts store their tensors, and the name of this
 host's end mark:
 
@@ -132,7 +132,9 @@ def _make(order: Mapping[str, Any], trial: Trial) -> Rule:
             parameters["other_trials"] = others
         rule = rule_class(trial, **parameters)
         if not hasattr(rule, "invoke"):
-            raise TypeError(f"{name} is no rule: it derives from no clary.train.debugger.Rule (smdebug.rules.Rule)")
+            raise TypeError(
+                f"{name} is no rule: it does not derive from clary.train.debugger.Rule (smdebug.rules.Rule)"
+            )
         return rule  # type: ignore[no-any-return]
     if others:
         parameters["other_trials"] = others if len(others) > 1 else others[0]
@@ -164,7 +166,7 @@ def _tell(status_file: Path, status: str, details: str) -> None:
 
 
 if __name__ == "__main__":
-    # Some schedulers signal every process of a step; a rule continues until the agent ends it.
+    # Some schedulers signal every process of a job step; a rule continues until the agent ends it.
     for _number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(_number, signal.SIG_IGN)
     sys.exit(main(sys.argv[1:]))

@@ -30,10 +30,10 @@ HOST_FILE = re.compile(r"(.+)\.try-(\d{1,6})\.of-(\d{1,6})")  # `contract.job_ru
 class Files(Protocol):
     """A growing tree of files. Names are relative paths with slashes."""
 
-    interval_s: float  # least seconds between two listings of new files; 0 for no limit
+    interval_s: float  # minimum number of seconds between two listings of new files; 0 for no limit
 
     def listing(self, folder: str, after: str = "") -> dict[str, str]:
-        """Return the sorted names in a folder, each with a mark that changes with the file; empty without the folder.
+        """Return a folder's sorted names, each with a mark that changes with the file; empty if there is no folder.
 
         Args:
             after: names that sort before it are left out.

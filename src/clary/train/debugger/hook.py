@@ -189,7 +189,7 @@ class Hook(HookOptions):
 
     @property
     def failure(self) -> Exception | None:
-        """The error that has ended the saving before the training, or None."""
+        """The error that has ended saving before the training ended, or None."""
         return self._capture.failure
 
     @property

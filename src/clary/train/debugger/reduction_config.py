@@ -1,7 +1,7 @@
-"""Reductions: numbers that are saved of a tensor in place of all its values.
+"""Reductions: numbers that are saved for a tensor in place of all its values.
 
-A reduction has one name wherever it is stored or read: `mean`, of absolute values `abs_mean`, norms `l1`,
-`abs_l2`. Deviations are those of a population, not of a sample (divided by n), as in numpy.
+A reduction has one name wherever it is stored or read: `mean`, `abs_mean` for absolute values, and the norms `l1` and
+`abs_l2`. Deviations are those of a population (divided by n), not of a sample, as in numpy.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ ALL = frozenset(prefix + name for prefix in ("", "abs_") for name in REDUCTIONS 
 
 @dataclass(kw_only=True)
 class ReductionConfig:
-    """The values that are saved of a tensor.
+    """The values that are saved for a tensor.
 
     Args:
-        reductions: names of REDUCTIONS; `abs_reductions` are the same of absolute values.
-        norms: names of NORMS; `abs_norms` are the norms of absolute values, which are equal.
+        reductions: names of REDUCTIONS; `abs_reductions` are the same reductions of absolute values.
+        norms: names of NORMS; `abs_norms` are the norms of absolute values, which equal the plain norms.
         save_raw_tensor: whether to save also all values.
         save_shape: whether to save the shape, if neither values nor reductions are saved.
 

@@ -18,7 +18,7 @@ class SaveConfigMode:
     """Steps of one phase at which tensors are saved.
 
     Args:
-        save_interval: save the steps that are multiples of it.
+        save_interval: save the steps that are multiples of this number.
         start_step: first step to save.
         end_step: save steps below it; None for no end.
         save_steps: further steps to save, regardless of the other parameters.
@@ -94,7 +94,7 @@ class SaveConfig:
 
     @classmethod
     def parse(cls, given: Any) -> SaveConfig:
-        """Convert None, a SaveConfig, a SaveConfigMode or a dict with one for each phase to a SaveConfig.
+        """Make a SaveConfig from None, a SaveConfig, a SaveConfigMode or a dict of SaveConfigModes by phase.
 
         Raises: ConfigurationError.
         """

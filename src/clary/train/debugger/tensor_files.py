@@ -43,7 +43,7 @@ _HEAD = struct.Struct("<8sIIQQ")
 _FIRST_READ = 64 * 1024  # bytes; enough for the index of a few hundred tensors
 _MAX_INDEX = 64 * 1024**2  # bytes; enough for half a million tensors
 _MAX_NAME, _MAX_DIMENSIONS = 1024, 64
-_WRITE_BYTES = 32 * 1024**2  # at most, in one call
+_WRITE_BYTES = 32 * 1024**2  # upper limit of one write call
 _INDEX_KEYS = {"step", "mode", "mode_step", "worker", "num_workers", "written_at", "tensors"}
 
 
@@ -152,12 +152,15 @@ def read_index(files: Files, name: str) -> StepIndex:
     if found != FORMAT:
         raise TensorFileError(f"{name} has format {found}, this release knows {FORMAT}: upgrade Clary")
     if whole != size or length > min(_MAX_INDEX, size - _HEAD.size):
-        raise TensorFileError(f"{name} has {size} bytes; it says {whole}, its index {length}: it was cut short")
+        raise TensorFileError(
+            f"{name} has {size} bytes; its header states {whole} bytes in all and {length} for the index: "
+            "it was cut short"
+        )
     text = first[_HEAD.size : _HEAD.size + length]
     if len(text) < length:
         text += files.read(name, _HEAD.size + len(text), length - len(text))
     if len(text) != length or zlib.crc32(text) != checksum:
-        raise TensorFileError(f"{name}: the index does not have the checksum that the file says")
+        raise TensorFileError(f"{name}: the index does not have the checksum that the file records")
     values_at = _HEAD.size + length + _padding(_HEAD.size + length)
     try:
         return _parse(json.loads(text), values_at, size)

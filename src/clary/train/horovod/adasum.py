@@ -29,7 +29,9 @@ def reduce_adasum(group: Communicator, memory: Buffer) -> None:
     Raises: HorovodInternalError for another type, or if the number of ranks is no power of two; CollectiveError.
     """
     if group.size & (group.size - 1):
-        raise HorovodInternalError(f"Adasum needs a power of two as number of ranks; this group has {group.size}")
+        raise HorovodInternalError(
+            f"Adasum needs a number of ranks that is a power of two; this group has {group.size}"
+        )
     import numpy as np
 
     mine = _values(np, memory)

@@ -61,14 +61,14 @@ def read_commit(folder: str) -> bytes | None:
                 raise _no_commit(folder, f"it begins with {magic!r}, not with {_MAGIC!r}")
             there = os.fstat(file.fileno()).st_size - _HEADER.size
             if there != length:  # checked before reading, so that a wrong length allocates no memory
-                raise _no_commit(folder, f"it holds {there} bytes of {length}")
+                raise _no_commit(folder, f"it holds {there} bytes, expected {length}")
             content = file.read(length)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise _no_commit(folder, error.strerror or str(error)) from error
     if hashlib.sha256(content).digest() != digest:
-        raise _no_commit(folder, "its content is not that of its checksum")
+        raise _no_commit(folder, "its content does not match its checksum")
     return content
 
 

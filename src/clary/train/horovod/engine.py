@@ -153,7 +153,8 @@ class Engine:
         finally:
             with self._changed:
                 self._num_waiting -= 1
-                if self._entries and not self._num_waiting:  # the engine's thread left them to the waiting threads
+                # the engine's thread left the entries to the waiting threads
+                if self._entries and not self._num_waiting:
                     self._changed.notify_all()
         for handle in handles:
             if handle.error is not None:
@@ -380,7 +381,7 @@ class Engine:
             raise HorovodInternalError("Horovod has been shut down: call init first")
 
     def _end(self, error: Exception) -> None:
-        """Keep the first cause; all requests under way fail with `error`."""
+        """Keep `error` as the cause unless there is an earlier cause; all requests under way fail with `error`."""
         with self._changed:
             self._cause = self._cause or error
         self._fail_all(error)

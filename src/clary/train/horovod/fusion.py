@@ -11,11 +11,13 @@ from clary.train.horovod.requests import Reduction, Verb
 def plan(ready: Sequence[Ready], *, max_bytes: int, max_single_bytes: int) -> list[list[Ready]]:
     """Return batches in the order in which they run; each tensor is in exactly one.
 
-    A batch of several tensors has all-reduces of one data type and reduction. Adasum tensors stay alone.
+    A batch of several tensors consists of all-reduces with the same data type and reduction. An Adasum tensor gets a
+    batch of its own.
 
     Args:
         max_bytes: limit of one batch, HOROVOD_FUSION_THRESHOLD; 0 puts each tensor into a batch of its own.
-        max_single_bytes: larger tensors stay alone: copying them into the common memory costs more than it saves.
+        max_single_bytes: a larger tensor gets a batch of its own: copying it into the common memory costs more than it
+            saves.
     """
     batches: list[list[Ready]] = []
     room: dict[tuple[int, int, str], tuple[list[Ready], int]] = {}

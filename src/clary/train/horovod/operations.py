@@ -24,7 +24,7 @@ _REDUCE_OPS: Mapping[Reduction, ReduceOp] = {
     Reduction.MAX: ReduceOp.MAX,
     Reduction.PRODUCT: ReduceOp.PRODUCT,
 }
-_ALIGNMENT = 64  # bytes; of the offset of each tensor in the common memory
+_ALIGNMENT = 64  # bytes; alignment of the offset of each tensor in the common memory
 
 
 class Operations:
@@ -45,8 +45,8 @@ class Operations:
             requests: this rank's requests, in the order of `batch`; None for each tensor that it did not submit
                 (`join`).
 
-        Raises: HorovodInternalError if this rank's memory has the wrong size, for example if a face allocated too
-            little.
+        Raises: HorovodInternalError if this rank's memory has the wrong size, for example if a framework module
+            allocated too little.
         """
         for request in requests:
             if request is not None and request.prepare is not None:
@@ -169,7 +169,8 @@ class Operations:
         if request.on_splits is not None:
             request.on_splits(list(received))
         target = _room_of(request, sum(received), sum(received) * request.row_elements)
-        (source,) = _cut(_source(request), [sum(sent) * request.row_elements])  # rows beyond all splits stay
+        # rows beyond the sum of the splits are not sent
+        (source,) = _cut(_source(request), [sum(sent) * request.row_elements])
         self._group.all_to_all(
             source,
             target,
@@ -207,7 +208,7 @@ def _target(request: Request, num_elements: int) -> Buffer:
 
 
 def _room_of(request: Request, rows: int, num_elements: int) -> Buffer:
-    """Have the face allocate memory for a result of `rows` rows."""
+    """Have the framework module allocate memory for a result of `rows` rows."""
     if request.allocate is None:
         return _target(request, num_elements)
     target = request.allocate(rows)

@@ -15,7 +15,7 @@ _RANKS = (
 _STORE_ADDRESSES = ("CLARY_HOROVOD_ADDR", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "MASTER_ADDR")
 _STORE_PORT = "CLARY_HOROVOD_PORT"
 _MASTER_PORT = "MASTER_PORT"
-_PORTS_AFTER_MASTER = 2  # torchrun's store may use MASTER_PORT itself, the NumPy adapter's store + 1
+_PORTS_AFTER_MASTER = 2  # torchrun's store may use MASTER_PORT itself, and the NumPy adapter's store MASTER_PORT + 1
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Place:
 class Layout:
     """A rank's place among hosts.
 
-    Args:
-        cross_rank, cross_size: index of its host among the hosts that have its local rank, and number of those hosts.
+    cross_rank, cross_size: index of its host among the hosts that have a rank with the same local rank, and number of
+        those hosts.
         is_homogeneous: whether all hosts have the same number of ranks.
     """
 

@@ -112,7 +112,10 @@ def _add(process_set: ProcessSet, *, is_at_start: bool) -> None:
 
 
 def _ranks_of(comm: Any) -> list[int]:
-    """Return the ranks of a list or of a communicator of mpi4py, whose own numbering follows from MPI's world."""
+    """Return the launcher's ranks: those in a list, or those of the members of a communicator.
+
+    The own numbering of an mpi4py communicator follows from MPI's world instead.
+    """
     if hasattr(comm, "Get_rank"):
         return [int(rank) for rank in comm.allgather(world.own_place().rank)]
     ranks = list(comm)

@@ -1,4 +1,4 @@
-"""Decision which tensors are ready: the same on all ranks, since all have the same input.
+"""Decision on which tensors are ready: the same on all ranks, since all have the same input.
 
 Every rank announces a tensor once with its description. From then on the tensor is *known*: in later rounds one bit
 announces it. This module neither waits nor sends, and touches no tensor memory.
@@ -55,7 +55,7 @@ class Readiness:
 
     Args:
         size: number of ranks.
-        capacity: number of known tensors, evicted in LRU order; 0 keeps none.
+        capacity: maximum number of known tensors; tensors beyond it are evicted in LRU order; 0 keeps none.
     """
 
     def __init__(self, size: int, capacity: int) -> None:
@@ -81,7 +81,7 @@ class Readiness:
         """Decide from the news of all ranks, and the bits of known tensors that all ranks have submitted.
 
         Args:
-            news: one of each rank, by rank, or empty if no rank has news.
+            news: each rank's news, ordered by rank; empty if no rank has news.
             ready_mask: AND of all ranks' masks, with the indices that are valid before this call.
         """
         candidates = [name for index, name in sorted(self._names.items()) if ready_mask >> index & 1]
@@ -103,7 +103,7 @@ class Readiness:
             self._announced.setdefault(name, {})[rank] = (is_nameless, description)
 
     def _complete(self) -> list[Ready]:
-        """Return announced tensors that all ranks have submitted, apart from joined ranks."""
+        """Return announced tensors that all ranks, apart from joined ranks, have submitted."""
         found = []
         for name, by_rank in self._announced.items():
             if len(by_rank) + sum(rank not in by_rank for rank in self._joined) == self._size:
@@ -133,7 +133,7 @@ class Readiness:
         ]
 
     def _settle(self, one: Ready) -> None:
-        """Make a tensor that runs known, or forget a refused tensor."""
+        """Add a tensor that runs to the known tensors, or forget a refused tensor."""
         by_rank = self._announced.pop(one.name, {})
         is_nameless = any(told[0] for told in by_rank.values())
         if one.refusal:

@@ -1,7 +1,7 @@
-"""Requests: one named tensor and the operation on it, as a face of a framework submits it.
+"""Requests: one named tensor and its operation, as a framework module like `horovod.torch` submits it.
 
-Where: faces make a `Request`, `engine` takes it, `operations` runs it. Memory is on the host and contiguous; a face
-copies other tensors.
+Where: framework modules make a `Request`, `engine` takes it, `operations` runs it. Memory is on the host and
+contiguous; a framework module copies tensors whose memory is not.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Description:
     Args:
         shape: shape of the tensor; without the first dimension if its length may differ by rank (allgather, alltoall).
         root: rank that sends, for a broadcast.
-        group: name of the group of tensors that become ready together only; "" for none.
+        group: name of a group whose tensors become ready only together; "" for none.
         group_size: number of requests in the group.
         place: "cpu" or "gpu": the device of the tensor on each rank.
         details: further numbers that must be equal, such as the ranks of a new process set.

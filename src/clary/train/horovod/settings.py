@@ -75,7 +75,7 @@ class HorovodSettings:
     Args:
         fusion_bytes: HOROVOD_FUSION_THRESHOLD, limit of one fused all-reduce; 0 fuses no tensors.
         cycle_s: HOROVOD_CYCLE_TIME (milliseconds there): pause after a round in which nothing was ready.
-        cache_capacity: HOROVOD_CACHE_CAPACITY, number of tensors that one bit announces.
+        cache_capacity: HOROVOD_CACHE_CAPACITY, maximum number of known tensors, each of which one bit announces.
         stall_warning_s: HOROVOD_STALL_CHECK_TIME_SECONDS; infinite with HOROVOD_STALL_CHECK_DISABLE=1.
         stall_limit_s: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS; infinite for 0.
         timeout_s: HOROVOD_GLOO_TIMEOUT_SECONDS: the longest wait for a rank to enter a round.

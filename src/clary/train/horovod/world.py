@@ -1,6 +1,7 @@
 """The Horovod state of this process: its place, the engine of each process set, start and end.
 
-Where: all functions of a face except those on tensors call this module. One process is one rank.
+Where: all functions of a framework module (such as `horovod.torch`), except those on tensors, call this module. One
+process is one rank.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def ranks_of(number: int) -> tuple[int, ...]:
     """Return the global ranks of a process set. Raises: ValueError before `start` and for an unknown set."""
     ranks = _standing().ranks.get(number)
     if ranks is None:
-        raise ValueError(f"process set {number} is not there: add it by init or add_process_set")
+        raise ValueError(f"process set {number} does not exist: add it with init or add_process_set")
     return ranks
 
 
@@ -168,7 +169,7 @@ def add_set(ranks: Sequence[int], *, is_at_start: bool) -> int | None:
             "HOROVOD_DYNAMIC_PROCESS_SETS=1"
         )
     if not members or members[0] < 0 or members[-1] >= world.place.size or len(set(members)) != len(members):
-        raise ValueError(f"process set {list(ranks)}: expected different ranks of 0 to {world.place.size - 1}")
+        raise ValueError(f"process set {list(ranks)}: expected distinct ranks from 0 to {world.place.size - 1}")
     if members in world.ranks.values():
         return None
     _agree(world, Description(Verb.ADD_PROCESS_SET, details=members))
@@ -209,7 +210,7 @@ def _standing() -> _World:
 
 
 def _among(place: Place, members: Sequence[int] | None) -> Place:
-    """Return the process's place in a world of `members`, which are all ranks if empty."""
+    """Return the process's place in a world of `members`, or of all ranks if `members` is empty."""
     if not members:
         return place
     if place.rank not in members:
@@ -275,7 +276,7 @@ def _leave() -> None:
 
 
 def _own_identity(place: Place, settings: CollectiveSettings) -> str:
-    """Return a text that is equal for ranks of one host alone; hosts of a job may share a machine."""
+    """Return a text that is equal only for ranks of the same host; hosts of a job may share a machine."""
     names = (settings.sagemaker_host, os.environ.get("GROUP_RANK", ""))
     return f"{host_identity(settings, place.rank)} {names}"
 
@@ -288,7 +289,7 @@ def _tell_hosts(group: Communicator, identity: str) -> tuple[str, ...]:
 
 
 def _agree(world: _World, description: Description) -> None:
-    """Change the process sets at the same point between operations on all ranks."""
+    """Change the process sets on all ranks at the same point between operations."""
     name = f"clary.{description.verb.name.lower()}"
     request = Request(name, description, is_nameless=True)
     found = world.engines[GLOBAL_SET]

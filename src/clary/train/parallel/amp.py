@@ -68,8 +68,12 @@ def _prepare(optimizer: Any) -> None:
     if not isinstance(optimizer, DistributedOptimizer):
         raise TypeError(f"GradScaler: got {type(optimizer).__name__}; expected a DistributedOptimizer")
     if runtime.current().model.is_joined:
-        raise RuntimeError("GradScaler: all ranks agree on every step, so replicas cannot end apart (join) with it")
+        raise RuntimeError(
+            "GradScaler: with it all ranks agree on every step, so it cannot be used where replicas end "
+            "at different steps (join)"
+        )
     if isinstance(optimizer.reduce_gradients(), Half | Shards):
         raise RuntimeError(
-            "GradScaler: with fp16, bf16 or sharded data parallelism the optimizer scales by itself: leave it out"
+            "GradScaler: with fp16, bf16 or sharded data parallelism the optimizer scales by itself: "
+            "leave GradScaler out"
         )

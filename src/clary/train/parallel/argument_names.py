@@ -17,7 +17,7 @@ def argument_names(function: Callable[..., Any], arguments: Sequence[Any], told:
         told: names in non_split_inputs and input_split_axes, which are validated.
 
     Raises:
-        ValueError: the function has no parameter of a told name.
+        ValueError: the function has no parameter of a name in `told`.
         TypeError: more arguments than the function takes.
     """
     signature = inspect.signature(function)

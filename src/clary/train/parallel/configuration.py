@@ -146,7 +146,10 @@ def _by_name(given: Mapping[str, Any]) -> dict[str, Any]:
     for given_name, value in given.items():
         name = ALIASES.get(given_name, given_name)
         if name in found and found[name] != value:
-            raise ValueError(f"{given_name} is {value!r} and {name} is {found[name]!r}: they are one key, name it once")
+            raise ValueError(
+                f"{given_name} is {value!r} and {name} is {found[name]!r}: they are two names of the same "
+                "key; give only one of them"
+            )
         found[name] = value
     return found
 

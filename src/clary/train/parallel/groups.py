@@ -128,9 +128,10 @@ class Groups:
                 gathered[source] = self._exchange(obj, to, source, along)
             except RuntimeError as error:  # gloo's error, which names no rank
                 raise ParallelError(
-                    f"rank {self.rank} waits for rank {ranks[source]} and gives up after {self._timeout_s:g} s or at "
-                    "its end: what gathers from ranks, such as state_dict of a DistributedModel and "
-                    f"save_checkpoint, is called by all of them, and not by rank 0 alone ({error})"
+                    f"rank {self.rank} gave up waiting for rank {ranks[source]}, after {self._timeout_s:g} s or "
+                    "because that rank ended: a function that gathers from ranks, such as state_dict of a "
+                    "DistributedModel and save_checkpoint, must be called by all of them, not by rank 0 alone "
+                    f"({error})"
                 ) from error
         return gathered
 

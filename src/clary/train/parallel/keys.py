@@ -26,8 +26,8 @@ def key(default: Any, read: Reader, *, effect: bool = True) -> Any:
 def read_keys(kind: type, given: Mapping[str, Any], what: str, *, near: Collection[str] = ()) -> dict[str, Any]:
     """Parse given values into the keys of a dataclass.
 
-    Keys that begin with an underscore are not documented: public scripts pass some, which tune the original. Undeclared
-    underscore keys are collected under `undocumented`.
+    Keys that begin with an underscore are not documented: public scripts pass some, which tune the original library,
+    SMP. Undeclared underscore keys are collected under `undocumented`.
 
     Args:
         what: the owner of the keys, for error texts.

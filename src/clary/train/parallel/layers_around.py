@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-_DEPTH = 2  # most layers that scripts unwrap
+_DEPTH = 2  # largest number of layers that scripts unwrap
 
 
 class LayerAround:

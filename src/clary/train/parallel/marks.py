@@ -49,7 +49,7 @@ def _checked(part: int) -> int:
 
 
 def _marked(original: Any, part: int) -> Any:
-    """Wrap a constructor so that it marks; the outer of two contexts marks first, so the inner context's mark stays."""
+    """Wrap a constructor so that it marks its module; the inner of two contexts marks last, so its mark stays."""
 
     @functools.wraps(original)
     def __init__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:

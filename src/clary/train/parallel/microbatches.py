@@ -64,7 +64,7 @@ def split_arguments(
 ) -> list[tuple[list[Any], dict[str, Any]]]:
     """Cut the arguments of a function into one list and one dict of keywords for each microbatch.
 
-    Tensors are cut along axis 0, or along the axis in `axes`; every microbatch gets whole scalars and other values.
+    Tensors are cut along axis 0, or along the axis in `axes`; scalars and other values go to every microbatch uncut.
 
     Args:
         whole: names of arguments that are not cut.
@@ -143,8 +143,9 @@ def _split_tensor(tensor: torch.Tensor, num_microbatches: int, axis: int, name: 
         raise ValueError(f"smp.step: {name} has shape {tuple(tensor.shape)}, which has no axis {axis}")
     if tensor.shape[axis] % num_microbatches:
         raise ValueError(
-            f"smp.step: {name} has {tensor.shape[axis]} along axis {axis} (shape {tuple(tensor.shape)}), no multiple "
-            f"of {num_microbatches} microbatches: change the batch size, or name it in non_split_inputs"
+            f"smp.step: {name} has length {tensor.shape[axis]} along axis {axis} (shape "
+            f"{tuple(tensor.shape)}), which is not a multiple of {num_microbatches} microbatches: change "
+            "the batch size, or name it in non_split_inputs"
         )
     return list(tensor.chunk(num_microbatches, axis)) if tensor.shape[axis] else [tensor] * num_microbatches
 

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from clary.train.parallel.errors import ParallelError
 
-_MOST_REASONS = 3  # most reasons that one error names
+_MOST_REASONS = 3  # maximum number of reasons in one error
 _WRAPPERS = ("torch.nn.parallel.", "torch.distributed.fsdp.", "deepspeed.runtime.engine")  # modules of wrapper classes
 _is_stepping: ContextVar[bool] = ContextVar("clary_is_stepping", default=False)
 
@@ -73,9 +73,9 @@ class OptimizerWatch:
         own = {id(parameter) for parameter in model.parameters()}
         if any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
             raise ParallelError(
-                f"{type(optimizer).__name__}.step would step parameters of the DistributedModel by itself: wrap it, "
-                "optimizer = smp.DistributedOptimizer(optimizer), after the model was wrapped, and step what that "
-                "returns"
+                f"{type(optimizer).__name__}.step would step parameters of the DistributedModel by itself: "
+                "after wrapping the model, wrap the optimizer too, optimizer = "
+                "smp.DistributedOptimizer(optimizer), and call step of the result"
             )
         self._others.add(optimizer)
 
@@ -93,8 +93,9 @@ def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -
     if strange:
         raise ValueError(
             f"{len(strange)} of the {len(given)} parameters of {type(optimizer).__name__} are not the "
-            f"DistributedModel's, such as one of shape {strange[0]}: make the optimizer of model.parameters() after "
-            "model = smp.DistributedModel(model), which may replace modules; register others in the model"
+            f"DistributedModel's, such as one of shape {strange[0]}: create the optimizer from "
+            "model.parameters() after model = smp.DistributedModel(model), which may replace modules; "
+            "register other parameters in the model"
         )
 
 
@@ -114,8 +115,9 @@ def refuse_originals(
             continue
         if any(argument == one for one in found):
             raise ParallelError(
-                f"smp.step was called with the {type(argument).__name__} that was wrapped: pass what "
-                "smp.DistributedModel returned, which cuts it, casts it and has `backward`"
+                f"smp.step was called with the original {type(argument).__name__}, which smp.DistributedModel "
+                "has wrapped: pass what smp.DistributedModel returned, which cuts and casts the model and "
+                "has `backward`"
             )
         if _is_wrapper(argument) and any(child is model for child in argument.children()):
             raise ParallelError(
@@ -133,8 +135,8 @@ def refuse_other_wrappers(module: torch.nn.Module) -> None:
         if _is_wrapper(one):
             place = f"with a {type(one).__name__} at {name}" if name else f"in a {type(one).__name__}"
             raise ValueError(
-                f"smp.DistributedModel was given a model {place}: both would place parameters and average gradients; "
-                "give it the model itself"
+                f"smp.DistributedModel was given a model {place}: that wrapper and smp.DistributedModel would "
+                "both place parameters and average gradients; pass the model without the wrapper"
             )
 
 
@@ -152,9 +154,10 @@ def refuse_untouched(goes: Passes, *, have_gradients: bool) -> None:
     """
     if goes.backward and not goes.called and not have_gradients:
         raise ParallelError(
-            "model.backward ran in a step in which the DistributedModel was not called, so another model is trained, "
-            "on one rank of each pipeline and averaged by nobody: put all that is trained together into the one "
-            "DistributedModel, or train the other model outside of smp.step"
+            "model.backward ran in a step in which the DistributedModel was not called, so the step "
+            "trains another model, on one rank of each pipeline and without averaging: put everything "
+            "that is trained together into the one DistributedModel, or train the other model outside of "
+            "smp.step"
         )
 
 

@@ -1,4 +1,4 @@
-"""`DistributedModel`: a model spread over ranks that scripts use like a local model.
+"""`DistributedModel`: a model that is spread over ranks and that scripts use like a local model.
 
 Where: scripts wrap their model in it once, after `runtime.initialize`; `step` runs steps through it, and `optimizer`
 gets this rank's parameters from it.
@@ -9,8 +9,8 @@ first step does so: its function runs once on the first microbatch to measure mo
 parameters of other ranks are released.
 
 [Note: scale] The gradient of a step is the mean over its microbatches unless `average_grads_across_microbatches` is
-off: the initial gradient of every backward pass is divided by their number. Scripts without a pipeline may call
-`loss.backward()` themselves; then gradients are divided as they are computed.
+off: the initial gradient of every backward pass is divided by the number of microbatches. Scripts without a pipeline
+may call `loss.backward()` themselves; then gradients are divided as they are computed.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class DistributedModel(ReducingModel):
 
     Args:
         module: the whole model, the same on all ranks.
-        trace_device: device that traces the first microbatch: gpu is the rank's device, of any kind; cpu leaves the
-            model where it is.
+        trace_device: device that traces the first microbatch: gpu means the rank's own device, even if it is not a GPU;
+            cpu leaves the model where it is.
         trace_execution_times: cut by measured seconds instead of counted operations.
         overlapping_allreduce: average gradients in buckets during the backward pass instead of after it.
         backward_passes_per_step: number of steps with a backward pass per reduction of gradients.
@@ -185,7 +185,9 @@ class DistributedModel(ReducingModel):
         if one is not None and one.is_traced:
             return
         if one is None and self._num_parts > 1:
-            raise ParallelError("backward was called outside of a step: call it inside a function with smp.step")
+            raise ParallelError(
+                "backward was called outside of a step: call it inside a function decorated with smp.step"
+            )
         self._goes.backward = True
         outputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         given = [None] * len(outputs) if grad_tensors is None else grad_tensors
@@ -237,7 +239,7 @@ class DistributedModel(ReducingModel):
         """
         if self.partitioned:
             if self._owners != dict(owners):
-                raise ValueError("modules lie elsewhere already: resume before the first step")
+                raise ValueError("modules are already placed differently: resume before the first step")
             return
         if set(owners) != {name for name, _ in self.inner.named_modules()}:
             raise ValueError("the earlier program's model has other modules than this one")
@@ -384,8 +386,8 @@ def _refuse_replaced(module: torch.nn.Module, _args: Any) -> None:
     """Refuse a call of a replaced module in a step: it would train a copy that is never saved."""
     if microbatch() is not None:
         raise ParallelError(
-            f"a {type(module).__name__} was called in a step that tensor parallelism has replaced: call the "
-            "DistributedModel, or take the module from its get_module()"
+            f"a {type(module).__name__} that tensor parallelism has replaced was called in a step: call "
+            "the DistributedModel, or take the module from its get_module()"
         )
 
 

@@ -4,8 +4,8 @@ Where: `DistributedOptimizer` makes a `Numbering` and offers its methods under t
 
 [Note: what scripts do] A script with its own half-precision optimizer replaces the parameters in the groups by float32
 masters. Its states hold lists of masters. To save whole masters, the script gathers the lists over the tensor group and
-joins the slices of each parameter. It maps the id of a master to a number, the number to a name, and back on another
-rank, whose ids differ. So three properties must hold:
+joins the slices of each parameter. It maps the id of a master to a number and the number to a name; another rank, whose
+ids differ, maps the name back. So three properties must hold:
 
     a number    is the index of a parameter across all groups, as in states of torch; it never changes
     an id       of a parameter or of its master maps to the number; inverted, the number maps to the master

@@ -21,8 +21,8 @@ def check(library: str) -> None:
     """
     if _used not in (None, library):
         raise RuntimeError(
-            f"{library} was called, and {_used} before it: a program uses one of them. Leave one out: with the first "
-            f"{_INSTEAD[library]}; with the second {_INSTEAD[str(_used)]}"
+            f"{library} was called, and {_used} before it: a program uses one of them. Remove one of the "
+            f"calls: with the first, {_INSTEAD[library]}; with the second, {_INSTEAD[str(_used)]}"
         )
 
 

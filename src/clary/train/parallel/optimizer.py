@@ -70,7 +70,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # Attributes that schedulers and scripts read.
 
-    _step_supports_amp_scaling = False  # never the inner optimizer's: torch would set the scale on this object
+    # False even if the inner optimizer's is True, or torch would set the scale on this object
+    _step_supports_amp_scaling = False
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -105,8 +106,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if self._runtime.optimizer is not self and self._runtime.configuration.fp16:
             raise ParallelError(
-                "a DistributedOptimizer was made after this one, and with fp16 losses are scaled for one of them: make "
-                "one optimizer of all parameters, in groups"
+                "a DistributedOptimizer was made after this one, and with fp16, losses are scaled for only "
+                "one optimizer: make one optimizer of all parameters, in groups"
             )
         result = None
         if closure is not None:
@@ -150,7 +151,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises: RuntimeError before the first step of a pipeline; ParallelError if no backward pass has run.
         """
         if self.stepper is None:
-            raise RuntimeError("modules have no ranks and no gradients yet: call the function with smp.step first")
+            raise RuntimeError(
+                "modules have no ranks and no gradients yet: call the function that is decorated with smp.step first"
+            )
         have_gradients = self._runtime.model.settle_gradients()
         self.stepper.prepare()
         self._runtime.model.check_backward(have_gradients=have_gradients or self.stepper.have_gradients)
@@ -191,7 +194,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Gather the state of all parameters from the ranks of one model. All these ranks call it."""
-        if self.stepper is None:  # before the first step: options of groups alone
+        if self.stepper is None:  # before the first step, the state holds only options of groups
             return {**self.optimizer.state_dict(), **self._scale_state()}
         return {**self.stepper.full_state(), **self._scale_state()}
 
@@ -204,7 +207,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.stepper is None:
             if state_dict.get("state") or set(state_dict) - {"state", "param_groups"}:
                 self._stored = state_dict
-            else:  # options of groups alone
+            else:  # the state holds only options of groups
                 self.optimizer.load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
             return
         found = {name: value for name, value in state_dict.items() if name not in (IS_PARTIAL, _SCALE)}
@@ -222,7 +225,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def _global_grad_norm(self) -> float | None:
-        """The norm of the last step's gradients, under the name in scripts; None without shards."""
+        """The norm of the last step's gradients, under the name that scripts read; None without shards."""
         return getattr(getattr(self.stepper, "inner", None), "gradient_norm", None)
 
     def __getattr__(self, name: str) -> Any:

@@ -145,7 +145,7 @@ class PlacedModel(torch.nn.Module):
             yield name, parameter, Along.RDP if id(parameter) in of_groups else Along.DP
 
     def own_parts(self) -> dict[str, torch.nn.Parameter]:
-        """Return parameters in distributed modules that a program may have cut itself, by name.
+        """Return, by name, parameters that a program may have cut itself and that lie in distributed modules.
 
         See [Note: a program's own parts] of `tensor.module`; empty without `prescaled_batch`.
         """

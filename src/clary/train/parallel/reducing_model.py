@@ -111,8 +111,9 @@ class ReducingModel(StatefulModel):
         configuration = self._runtime.configuration
         if self._runtime.mesh.degree(Along.MP) > 1 or configuration.fp16 or configuration.bf16:
             raise ValueError(
-                "join: replicas of a pipeline, of slices or of half precision step together, none can end before the "
-                "others: give every replica the same number of batches (drop_last, or a sampler)"
+                "join: with a pipeline, slices or half precision, replicas step together and no replica can "
+                "end before the others: give every replica the same number of batches (drop_last, or a "
+                "sampler)"
             )
         assert self._reducer is not None
         return joining(
@@ -182,7 +183,7 @@ class ReducingModel(StatefulModel):
 
     @property
     def has_unreduced_gradients(self) -> bool:
-        """Whether some gradients are not averaged: from outside of steps, or in an unfinished accumulation."""
+        """Whether some gradients are not averaged yet: from passes outside steps or an unfinished accumulation."""
         return self._is_dirty and microbatch() is None
 
     def _follow_gradients(self) -> None:
@@ -272,8 +273,8 @@ class ReducingModel(StatefulModel):
         """Refuse a call that changes the averaging of gradients if the optimizer does the averaging."""
         if self._is_sharded or self._runtime.configuration.shard_optimizer_state:
             raise ValueError(
-                f"{name}: with sharded data parallelism or shard_optimizer_state gradients are reduced to those who "
-                "step, and not averaged; leave it out"
+                f"{name}: with sharded data parallelism or shard_optimizer_state, gradients are reduced only "
+                "to the ranks that update the parameters, and not averaged; leave it out"
             )
 
     def _make_replicas_equal(self, source: int) -> None:

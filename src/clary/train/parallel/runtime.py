@@ -129,7 +129,7 @@ def reset() -> None:
 
 
 def _place_on_host(place: Place, groups: Groups) -> Place:
-    """Complete a place with this host's rank counts if the launcher has not set them."""
+    """Complete a place with its local rank and local size if the launcher has not set them."""
     hosts = groups.allgather(host_name(CollectiveSettings.from_environment(os.environ)), Along.WORLD)
     own = hosts[place.rank]
     return Place(place.rank, place.size, hosts[: place.rank].count(own), hosts.count(own))

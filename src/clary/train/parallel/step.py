@@ -60,7 +60,7 @@ def step(
 
     Args:
         non_split_inputs: names of arguments that every microbatch gets whole.
-        input_split_axes: axes to cut other than 0, by name of argument.
+        input_split_axes: axis along which an argument is cut, by name of argument, if it is not 0.
         detach_outputs: whether results are detached from their graphs, which frees activations.
 
     Returns: a function of the same arguments, which returns tensors as `StepOutput` and other leaves as lists with one

@@ -55,7 +55,7 @@ class Stepper(Protocol):
         """Clear all gradients."""
 
     def clip(self, max_norm: float, loss_scale: float, *, among: Collection[int] | None = None) -> float:
-        """Clip gradients by the norm of the whole model; return the norm before, or -1 if it is not finite.
+        """Clip gradients by the norm of the whole model; return the norm before clipping, -1 if not finite.
 
         Args:
             max_norm: the largest norm that is not clipped.
@@ -63,7 +63,7 @@ class Stepper(Protocol):
             among: ids of the parameters to clip, or of the tensors that the optimizer updates in their place; None
                 clips all.
 
-        Raises: ParallelError if parameters can be clipped together only, and some are not in `among`.
+        Raises: ParallelError if parameters can only be clipped all together, and some are not in `among`.
         """
 
     def take_parameters(self) -> None:
@@ -189,7 +189,8 @@ class Half(Whole):
             for number, master in self._masters.items()
             if getattr(self._local[number], "tensor_slice", None) is not None
         }
-        self._versions: dict[int, int] = {}  # version counters of parameters after their masters' last write
+        # version counters of parameters when they were last written from their masters
+        self._versions: dict[int, int] = {}
         self._note_versions()
         for group in optimizer.param_groups:
             group["params"] = [of_parameter.get(id(one), one) for one in group["params"]]
@@ -303,7 +304,8 @@ class SpreadState:
             if runtime.groups.size(Along.TP) > 1:
                 raise ValueError(
                     f"{type(optimizer).__name__} scales by norms of whole parameters: with tensor parallelism and "
-                    "shard_optimizer_state owners have slices of other parameters; leave one of them out"
+                    "shard_optimizer_state, owners on different tensor ranks have slices of different "
+                    "parameters; disable one of the two"
                 )
             # Each parameter of a stage has one owner among its replicas.
             optimizer.norms = NormsOverRanks(runtime, lambda _: False, groups=(Along.PP, Along.DP))
@@ -367,8 +369,8 @@ class SpreadState:
         """
         if self._runtime.mesh.degree(Along.MP) > 1:
             raise RuntimeError(
-                "state_dict: optimizer state that is sharded over replicas of a pipeline or of slices has no whole "
-                "form; save local_state_dict on every rank"
+                "state_dict: optimizer state that is sharded over replicas cannot be joined to a whole state "
+                "if a model is a pipeline or has slices; save local_state_dict on every rank"
             )
         return self.inner.full_state_dict()
 
@@ -436,7 +438,10 @@ class Shards:
         Raises: RuntimeError with tensor parallelism.
         """
         if self._runtime.groups.size(Along.TP) > 1:
-            raise RuntimeError("state_dict: shards of slices have no whole form; save local_state_dict on every rank")
+            raise RuntimeError(
+                "state_dict: shards of tensor-parallel slices cannot be joined to a whole state; save "
+                "local_state_dict on every rank"
+            )
         return full_optimizer_state(self.inner)
 
     def load(self, state: State) -> None:
@@ -470,7 +475,7 @@ def are_finite_everywhere(grads: list[torch.Tensor], runtime: Runtime) -> bool:
 
 
 def _check_all(among: Collection[int] | None, runtime: Runtime) -> None:
-    """Check that `among` includes all trained parameters, since shards can be clipped together only.
+    """Check that `among` includes all trained parameters, since shards can only be clipped all together.
 
     Raises: ParallelError if it does not.
     """
@@ -481,8 +486,9 @@ def _check_all(among: Collection[int] | None, runtime: Runtime) -> None:
     missing = min(sum(id(one) not in among for one in trained), sum(id(one) not in among for one in stepped))
     if missing:
         raise ParallelError(
-            f"clip_grad_norm_ was given all but {missing} of the parameters: with shard_optimizer_state or sharded "
-            "data parallelism they are clipped together alone; pass model.parameters()"
+            f"clip_grad_norm_ was given all but {missing} of the parameters: with shard_optimizer_state "
+            "or sharded data parallelism, all parameters must be clipped together; pass "
+            "model.parameters()"
         )
 
 
@@ -493,7 +499,7 @@ def clip_gradients(
     *,
     groups: tuple[Along, ...] = (Along.MP,),
 ) -> float:
-    """Scale gradients down to a norm over several ranks; return the norm before, equal on all these ranks.
+    """Scale gradients down to a norm over several ranks; return the norm before, which these ranks share.
 
     Args:
         grads: (parameter, gradient) pairs; None instead of a parameter that one rank alone has. A parameter that is not

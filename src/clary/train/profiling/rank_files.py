@@ -1,4 +1,4 @@
-"""Files of a rank's windows: requests that an agent writes, and answers that the agent reads.
+"""Files of a rank's profiling windows: requests that an agent writes, and answers that the agent reads.
 
 Source: contract/deep_profiles.py.
 """

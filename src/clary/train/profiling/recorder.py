@@ -1,4 +1,4 @@
-"""Recorder of windows: polls for requests, and starts and ends windows at steps of the program.
+"""Recorder of profiling windows: polls for requests, and starts and ends windows at the program's steps.
 
 Where: `install` hooks it into torch. The program's thread only counts steps until there is a request; separate threads
 poll the folder and write traces. Requests wait in `waiting_requests`; a window that has begun is a `recording`. An
@@ -100,7 +100,7 @@ class Recorder:
         """Count a step of an optimizer, in the program's thread."""
         if self._steps.is_boundary(optimizer) and self._is_wanted and not self._is_broken:
             try:
-                if not is_captured():  # a captured step is not computed
+                if not is_captured():  # a step in a graph capture is not computed
                     self._on_boundary()
             except Exception as error:  # noqa: BLE001 - a profile must not fail the program
                 self._break_off(error)

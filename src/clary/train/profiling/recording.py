@@ -1,4 +1,4 @@
-"""One window, from its first step to its trace: the conditions for its end, and the profile to report.
+"""One profiling window, from its first step to its trace: when it must end, and the profile to report.
 
 Where: `recorder` makes it, counts steps on it, and queries its ending; all calls except `write` hold the recorder's
 lock.
@@ -21,7 +21,7 @@ _LEFT_OUT = "without its GPU, which only a window of steps can record"
 
 @dataclass(frozen=True)
 class Ending:
-    """A reason and an urgency with which a window must end.
+    """The reason why a window must end, and how urgently.
 
     Attributes:
         words: the reason of an early end; empty for a complete window.

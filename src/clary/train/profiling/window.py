@@ -15,7 +15,8 @@ from typing import Any
 
 from clary.train import graph_captures
 
-MAX_RAW_BYTES = 4 * 1024 * 1024 * 1024  # most bytes of an uncompressed trace; a window ends by time long before
+# maximum size of an uncompressed trace in bytes; the time limit ends a window long before this size
+MAX_RAW_BYTES = 4 * 1024 * 1024 * 1024
 _QUERY_S = 0.01  # seconds between queries of a GPU
 _LEVEL = 1  # gzip level: traces seven times smaller, four times faster than level 9
 
@@ -29,18 +30,17 @@ class Window:
 
     Args:
         on_other: called in the program's thread before the program's own profiler starts during this window.
-        all_threads: for windows by time: whether to refuse to start if torch records the starting thread alone.
+        all_threads: set for windows that begin and end by time: whether to refuse to start if torch records only the
+            starting thread.
 
-    [Note: threads]
-    Newer releases of torch record all threads, and any thread may stop them. Older releases record the starting thread
-    and threads that work for it; if another thread stops the recording, torch loses its session and the program
-    crashes.
+    Newer releases of torch record all threads, and any thread may stop the recording. Older releases record the
+    starting thread and threads that work for it; if another thread stops the recording, torch loses its session and the
+    program crashes.
 
-    [Note: GPUs]
-    To end a recording of a GPU, torch waits for the current GPU of the ending thread. In a thread that never chose a
-    GPU, this is the first GPU, and the wait allocates some hundred MB on it. So a window stores the GPU of the thread
-    that started it, and a window by time, which our own thread starts, does not record GPUs. A thread also must not
-    wait for a GPU while another thread captures a graph (`graph_captures`).
+    [Note: To end a recording that includes a GPU, torch waits for the current GPU of the thread that ends it. In a
+    thread that never chose a GPU, this is the first GPU, and the wait allocates some hundred MB on it. So a window
+    stores the GPU of the thread that started it, and a window by time, which our own thread starts, does not record
+    GPUs. A thread also must not wait for a GPU while another thread captures a graph (`graph_captures`).
     """
 
     def __init__(self, *, on_other: Callable[[], None], all_threads: bool = False) -> None:
@@ -161,7 +161,8 @@ class Window:
             config = None
         if self._all_threads:
             raise OtherProfiler(
-                f"torch {torch.__version__} records one thread alone, and no optimizer has made a step in this one"
+                f"torch {torch.__version__} records only the thread that starts the recording, and no "
+                "optimizer has made a step in that thread"
             )
         return {"activities": activities, **({"experimental_config": config} if config is not None else {})}
 

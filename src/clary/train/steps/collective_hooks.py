@@ -1,7 +1,7 @@
 """Recording of calls of torch's process groups: operation, elements, type, begin and end.
 
 Where: `torch_hooks.install` wraps the methods of `ProcessGroup`, which every Python call of torch.distributed uses; its
-wrapper of `wait` records the waits. The first error ends the recording, with a debug log alone.
+wrapper of `wait` records the waits. The first error ends the recording, and is only logged, at debug level.
 
 [Note: what is not seen]
 Calls from C++ are not recorded. Functional collectives are recorded before they reach C++ (`functional_hooks`). The
@@ -73,7 +73,7 @@ _METHODS: dict[str, tuple[str, int | None]] = {
 }
 _MESSAGE_CODES = (OPERATION_CODES["send"], OPERATION_CODES["recv"])
 _PEER = 1  # index of an argument of a send or receive
-_MOST_WORKS = 1024  # most Work objects that are tracked at once
+_MOST_WORKS = 1024  # maximum number of Work objects that are tracked at once
 
 _log = logging.getLogger("clary.steps")
 # Memory, offset of a group's rows, generator of operation numbers, weak reference with a callback at the group's end.
@@ -87,7 +87,7 @@ class CollectiveCalls:
 
     Attributes:
         memory, words: the record's memory as bytes and as 8-byte numbers; None before there is a record.
-        works: row by `id` of the Work on which the caller waits, which is not kept alive.
+        works: row of each operation, by `id` of the Work on which the caller waits; the Work itself is not kept alive.
         works_of_rows: the inverse mapping; a reused row maps to the newest operation's Work.
         outputs: row and number of functional operations, by the address of their results.
         operators: torch's wrapped operators, kept alive since torch identifies some by their `id`.

@@ -6,15 +6,16 @@ Where: `torch_hooks.install` calls it. Rows and numbers continue those of the gr
 [Note: where these hooks are]
 A functional collective goes from Python to C++ through an operator, an object in `torch.ops` that calls its attribute
 `_op`. The hooks replace `_op`. Tracers (dynamo, export, make_fx, FakeTensor) identify operators by object, hash and
-schema, and never read `_op`. Alternatives fail: tracers would trace into wrapped functions of
-`_functional_collectives`, and they would see a Python kernel in the dispatcher, which also costs ten times as much.
+schema, and never read `_op`. Alternatives fail: if functions of `_functional_collectives` were wrapped, tracers would
+trace into the wrappers; if a Python kernel were added to the dispatcher, tracers would see it, and it also costs ten
+times as much.
 
 [Note: what is counted]
 Tensor classes and modes written in Python receive an operator first and call it again; tracers call it with their own
 tensors. So a call is counted only with plain tensors and outside of all modes: once, at its execution. Compiled graphs
-are counted if they call operators from Python. Calls from C++ to C++ are not seen, such as some backward passes in
-versions of torch before these were written in Python. Sends and receives, which occur in compiled graphs alone, are not
-counted.
+are counted if they call operators from Python. Calls from C++ to C++ are not seen. Older versions of torch make such
+calls in some backward passes, which newer versions implement in Python. Sends and receives, which occur in compiled
+graphs alone, are not counted.
 
 For groups that are Python classes, C++ calls the methods of the class, which record themselves or are wrapped.
 """
@@ -65,7 +66,7 @@ _WAIT = ("_c10d_functional", "wait_tensor")
 _DTENSOR = ("_dtensor", "shard_dim_alltoall")  # this collective waits for its own result
 _NUM_SHARES = 2  # index of a scattering operator's argument: number of shares, one per rank
 _RING = NUM_ROWS - 1
-_MOST_OUTPUTS = 1024  # most outputs that are tracked at once
+_MOST_OUTPUTS = 1024  # maximum number of outputs that are tracked at once
 # Errors from wrong arguments, which torch reports itself.
 _NOT_OURS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
@@ -186,7 +187,7 @@ def _recorded(
     """Return the wrapper that records an operation.
 
     Args:
-        has_shares: whether a rank's input has a share for each rank, of which one share's elements are counted.
+        has_shares: whether a rank's input consists of one share per rank; if so, the elements of one share are counted.
         is_over: whether the operation has ended when the call returns.
     """
     # See [Note: cost] in `collective_hooks`.
@@ -201,7 +202,8 @@ def _recorded(
             item = arguments[0]
             if type(item) is tensor:
                 is_run = True
-            elif isinstance(item, list | tuple):  # one tensor whose class intercepts the operator is enough
+            # a single tensor whose class intercepts the operator suffices to intercept the call
+            elif isinstance(item, list | tuple):
                 is_run = all(type(other) is tensor or is_plain(type(other)) for other in item)
                 item = item[0]
             else:

@@ -5,8 +5,8 @@ Where: `torch_hooks` calls it at the beginning and end of each part, in the trai
 [Note: what is forward]
 Modules get no hooks, since hooks would cost time in each module, and would be compiled and pickled with the model. So
 time outside of all parts stays unassigned until the next part begins. If this part is a backward pass, the time counts
-as forward pass; else as other work, such as evaluation or logging. Communication does not assign the time, since
-forward passes communicate.
+as forward pass; else as other work, such as evaluation or logging. The begin of communication leaves the time
+unassigned, since forward passes communicate too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from clary.contract.step_records import StepRow
 
-# Parts, as plain numbers, which index lists some ten times per step.
+# Parts, as plain numbers: they serve as list indices some ten times per step.
 OTHER, DATA, FORWARD, BACKWARD, COMMUNICATION, OPTIMIZER = range(6)
 _NUM_PARTS = 6
 _NS_PER_S = 1e9
@@ -74,8 +74,8 @@ class StepClock:
         """Begin an optimizer's step.
 
         Args:
-            num_outer: number of enclosing steps, of wrappers and base classes; further open steps have ended with an
-                error.
+            num_outer: number of enclosing steps, which are steps of wrappers and base classes; any further open steps
+                have ended with an error.
         """
         open_steps = [depth for depth, item in enumerate(self._stack) if item[0] == OPTIMIZER]
         if len(open_steps) > num_outer:

@@ -2,7 +2,8 @@
 
 Where: `torch_hooks` makes the file with the first row, so that processes that never train leave no file.
 
-The file is written instead of mapped: on a full disk, a write fails with an error, but a mapped page with a signal.
+The file is written instead of mapped: on a full disk, a write fails with an error, while an access to a mapped page
+    ends in a signal.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class StepFile:
         """Write a row over the oldest one. Raises: OSError."""
         # The program may have closed the descriptor, so its number may now belong to another file.
         if _identity(self._descriptor) != self._identity:
-            raise OSError("the program has closed their file")
+            raise OSError("the program has closed the file of step times")
         os.pwrite(self._descriptor, pack_row(row), offset_of(row.number))
 
     def close(self) -> None:

@@ -11,7 +11,8 @@ communication   `wait` of collectives' Work objects, in the training thread; for
                 torch (`functional_hooks`). DDP and FSDP wait for their reductions at the end of a backward pass, inside
                 of it. The engine runs callbacks when all gradients are computed, in the order of registration; ours is
                 registered with the first gradient, so the time after it is the wait of DDP and FSDP.
-Times are the thread's. A GPU computes asynchronously, and its time appears where the thread waits for it.
+All times are measured in the training thread. A GPU computes asynchronously, and its time appears where the thread
+waits for it.
 Compiled code is not changed: wrappers carry torch's mark of functions that must not be compiled.
 """
 

@@ -3,7 +3,8 @@
 Where: `step` reads every call's arguments with it.
 
 Tensors and arrays, also nested in lists, tuples and dicts, are cut along axis 0, or along the axis in
-`input_split_axes`. Every microbatch gets the whole arguments in `non_split_inputs`, whole scalars, and other values.
+`input_split_axes`. Arguments in `non_split_inputs`, scalars, and values other than tensors and arrays are not cut:
+every microbatch gets them whole.
 """
 
 from __future__ import annotations
@@ -169,8 +170,9 @@ def _as_tensor(leaf: Any, name: str, spec: Any) -> Any:
 def _refuse(leaf: Any, name: str) -> None:
     if hasattr(leaf, _SLICE_METHOD):
         raise TypeError(
-            f"smp.step: {name} is a {type(leaf).__name__} with smp_slice, which works on PyTorch alone: here a step is "
-            "traced once for all its microbatches, so pass its tensors"
+            f"smp.step: {name} is a {type(leaf).__name__} with smp_slice, which works only on PyTorch: on "
+            "TensorFlow a step is traced once for all its microbatches, so pass the tensors of this "
+            "object instead"
         )
     if isinstance(leaf, set | frozenset) and any(map(_is_tensor, leaf)):
         raise TypeError(f"smp.step: {name} is a set of tensors, which has no order here: pass a list")

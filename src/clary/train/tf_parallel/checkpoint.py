@@ -132,7 +132,7 @@ def _optimizers(checkpoint: Any) -> list[Any]:
 
 
 def _build(optimizer: Any) -> None:
-    """Create an optimizer's variables before its first step, which with Keras 3 is too late to restore them."""
+    """Create an optimizer's variables now, since with Keras 3 its first step would be too late to restore them."""
     variables = [one for model in session.current().models for one in model.trainable_variables]
     if not getattr(optimizer, "built", False) and variables:
         optimizer.build(variables)

@@ -41,14 +41,15 @@ def check_cut(folder: str, facts: dict[str, Any]) -> None:
     """
     path = Path(folder) / _CUT_FILE
     if not path.exists():
-        return  # written by another program: TensorFlow alone matches names
+        return  # written by another program: only TensorFlow compares names
     saved = json.loads(path.read_text(encoding="utf-8"))
     for name, value in facts.items():
         if saved.get(name) != value:
             raise CheckpointError(
-                f"the checkpoint in {folder} is of a model that was cut otherwise: {name} were {saved.get(name)}, and "
-                f"are {value}. Restore it with the partitions, microbatches and batch size with which it was saved, "
-                "which decide the cut, or save with auto_partition off"
+                f"the checkpoint in {folder} is of a model that was cut differently: {name} were "
+                f"{saved.get(name)} when it was saved, and are {value} now. Restore it with the partitions, "
+                "microbatches and batch size with which it was saved, which decide the cut, or save with "
+                "auto_partition off"
             )
 
 
@@ -98,7 +99,7 @@ def bring_to_replicas(links: Links, folder: str) -> None:
 
 
 def _listing(folder: str) -> dict[str, tuple[int, int]]:
-    """Return size and time of every file, which distinguish a shared folder from another host's folder."""
+    """Return each file's size and modification time, to tell a shared folder from another host's folder."""
     place = Path(folder)
     if not place.is_dir():
         return {}

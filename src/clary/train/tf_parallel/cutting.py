@@ -1,4 +1,4 @@
-"""Decision which rank holds which part of a model, once, before the model's first step.
+"""Decision about which rank holds which part of a model, made once, before the model's first step.
 
 Where: `model` calls it in the model's first call within a step. Every rank builds and traces the whole model; ranks
 then compare their decisions, and rank 0 prints them.
@@ -77,8 +77,8 @@ def cut_model(
     used = {*parts.values(), *trace.marks.values(), *owners.values()}
     if idle := sorted(set(range(configuration.partitions)) - used):
         raise GraphBuildError(
-            f"partitions {', '.join(map(str, idle))} of {configuration.partitions} would have nothing of {model.name}: "
-            "use fewer partitions, or place layers there with smp.partition"
+            f"partitions {', '.join(map(str, idle))} of {configuration.partitions} would hold no part of "
+            f"{model.name}: use fewer partitions, or place layers on them with smp.partition"
         )
     shapes = [(owners[id(variable_of(one))], list(one.shape), variable_of(one).dtype.name) for one in variables]
     _compare(plan, shapes, now)
@@ -134,8 +134,9 @@ def _compare(plan: Plan, variables: Sequence[Any], now: Session) -> None:
     others = [rank for rank, one in enumerate(told) if one != own]
     if others:
         raise GraphBuildError(
-            f"ranks {', '.join(map(str, others))} have another model than rank {now.links.rank}, by its layers, their "
-            "order or their sizes: make the same model on all ranks, and call it with inputs of the same shapes"
+            f"ranks {', '.join(map(str, others))} have a different model from rank {now.links.rank}: its "
+            "layers, their order or their sizes differ; make the same model on all ranks, and call it "
+            "with inputs of the same shapes"
         )
     if now.links.rank == 0:
         print(plan, flush=True)

@@ -79,8 +79,9 @@ def check_optimizer(optimizer: Any) -> None:
     """
     if getattr(optimizer, "global_clipnorm", None) and session.current().configuration.partitions > 1:
         raise GraphBuildError(
-            f"{type(optimizer).__name__} has global_clipnorm, the norm of all gradients together, and each partition "
-            "has those of its own variables: use clipnorm or clipvalue, or one partition"
+            f"{type(optimizer).__name__} has global_clipnorm, the norm of all gradients together, but "
+            "each partition has only the gradients of its own variables: use clipnorm or clipvalue, or "
+            "one partition"
         )
 
 

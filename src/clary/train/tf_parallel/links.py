@@ -58,7 +58,10 @@ class Links:
         """
         ranks = self.ranks(along)
         if not 0 <= group_rank < len(ranks):
-            raise ValueError(f"{along.name} rank {group_rank} is not in 0..{len(ranks) - 1}, the group of {self.rank}")
+            raise ValueError(
+                f"{along.name} rank {group_rank} is not in 0..{len(ranks) - 1}, the group ranks in the group "
+                f"of rank {self.rank}"
+            )
         return ranks[group_rank]
 
     def send(self, obj: Any, group_rank: int, along: Along) -> None:

@@ -24,7 +24,7 @@ def partition(index: int) -> Iterator[None]:
         yield
         return
     if not 0 <= index < configuration.partitions:
-        raise ValueError(f"smp.partition({index}): there are {configuration.partitions} partitions, from 0")
+        raise ValueError(f"smp.partition({index}): there are {configuration.partitions} partitions, numbered from 0")
     trace = tracing.current()
     if trace is None or not trace.is_in_model:
         raise GraphBuildError(

@@ -21,7 +21,7 @@ from clary.train.tf_parallel.variables import give_up, variable_of, without_repe
 
 _UNSPECIFIED = (
     tf.__internal__.autograph.control_status_ctx()
-)  # AutoGraph status of code outside of a conversion, which converts called functions
+)  # AutoGraph status of code that is not being converted itself; with it, called functions are converted
 
 
 class DistributedModel(tf.keras.Model):
@@ -42,7 +42,7 @@ class DistributedModel(tf.keras.Model):
     def cut(self) -> Cut:
         """The cut of the model. Raises: RuntimeError before the first step."""
         if self._clary_cut is None:
-            raise RuntimeError(f"{self.name} is not cut yet: that is done when it is called within an smp.step")
+            raise RuntimeError(f"{self.name} is not cut yet: its first call within an smp.step cuts it")
         return self._clary_cut
 
     @property
@@ -152,8 +152,8 @@ def _called(
     if trace is None or trace.is_in_model:
         if trace is None and model.partitioned and session.current().configuration.partitions > 1:
             raise GraphBuildError(
-                f"{model.name} was called outside of an smp.step, and this rank has a part of it: call it inside of "
-                "one, or save the whole with save_model"
+                f"{model.name} was called outside of an smp.step, but this rank holds only a part of it: call "
+                "it inside of an smp.step, or save the whole model with save_model"
             )
         return call(*args, **kwargs)
     if not model.partitioned:

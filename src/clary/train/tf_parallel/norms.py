@@ -51,8 +51,9 @@ def _are_gradients_of_a_part(tensors: Sequence[Any]) -> bool:
         return False
     if tracing.current() is not None:
         raise GraphBuildError(
-            "the norm of all gradients is asked for within the step, where a microbatch of one partition has only its "
-            "own: return the gradients, and clip them outside of smp.step"
+            "the norm of all gradients was requested within the step, where each microbatch of a "
+            "partition has only its own gradients: return the gradients, and clip them outside of "
+            "smp.step"
         )
     return True
 

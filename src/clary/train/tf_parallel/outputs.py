@@ -32,7 +32,10 @@ class StepOutput:
         """
         total = self.reduce_sum()
         if not (total.dtype.is_floating or total.dtype.is_complex):
-            raise TypeError(f"the mean of {total.dtype.name} is not of that type: cast it in the step, or reduce_sum()")
+            raise TypeError(
+                f"the mean of {total.dtype.name} values may not be of that type: cast the tensor in the step, "
+                "or use reduce_sum()"
+            )
         return total / tf.cast(len(self._outputs), total.dtype)
 
     def reduce_sum(self) -> Any:
@@ -55,7 +58,7 @@ class StepOutput:
         """Return the mean over the microbatches, as `reduce_mean`.
 
         Args:
-            method: variable, add_n or accumulate_n, as in the original; all return the same value.
+            method: variable, add_n or accumulate_n, as in SageMaker's library; all return the same value.
             var: variable to which the mean is assigned, with the method `variable` alone.
 
         Raises: ValueError for another method.
@@ -73,7 +76,7 @@ class StepOutput:
 
 
 class GradientOutput(StepOutput):
-    """A gradient with the key `ddp`: all its values are averaged over the replicas of the model.
+    """A gradient if the key `ddp` is set: all its values are averaged over the replicas of the model.
 
     Args:
         mean: the mean over microbatches and replicas.

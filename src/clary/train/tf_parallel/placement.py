@@ -36,7 +36,7 @@ class Placed:
     """A graph with its parts.
 
     Args:
-        used: number of the model's variable that each operation uses, by operation.
+        used: maps the name of an operation to the number of the model variable that the operation uses.
     """
 
     graph: Graph

@@ -2,9 +2,9 @@
 
 Where: `step` makes a plan for every kind of arguments, together with all ranks of a pipeline; `running` runs it.
 
-Ranks agree in two rounds. First each rank sends the results of the model that its operations outside of the model need,
-and a digest of the operations that must be equal on all ranks: the model, its gradients, and the loss from which the
-gradients start. Then each rank sends its messages by level, and all ranks compute the same order.
+Ranks agree in two rounds. First each rank sends the names of the results of the model that its operations outside of
+the model need, and a digest of the operations that must be equal on all ranks: the model, its gradients, and the loss
+from which the gradients start. Then each rank sends its messages by level, and all ranks compute the same order.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def _refuse_training_inside(placed: Placed, trace: Trace, now: Session) -> None:
     for name, number in placed.used.items():
         if number in trained and name not in trace.inside and placed.graph[name].kind.startswith(_CHANGES):
             raise GraphBuildError(
-                f"the step's function changes {name_of(trained[number])}, once a microbatch: call apply_gradients and "
-                "other updates outside of smp.step, with the gradients that it returns"
+                f"the step's function changes {name_of(trained[number])}, once per microbatch: return the "
+                "gradients from the function, and call apply_gradients and other updates outside of smp.step"
             )
 
 
@@ -142,9 +142,10 @@ def _compare(digests: Sequence[str], now: Session) -> None:
     others = [now.links.global_rank(Along.PP, place) for place, one in enumerate(digests) if one != digests[now.part]]
     if others:
         raise GraphBuildError(
-            f"rank {now.links.rank} has traced another step than ranks {', '.join(map(str, others))}: the loss must be "
-            "made of the same operations on all ranks. What a step makes of model.trainable_variables differs, since "
-            "a rank has those of its own partition: for a penalty on weights give layers a kernel_regularizer and add "
+            f"rank {now.links.rank} has traced a different step from ranks {', '.join(map(str, others))}: "
+            "the loss must consist of the same operations on all ranks. Values that a step computes from "
+            "model.trainable_variables differ between ranks, since each rank has only the variables of "
+            "its own partition: for a penalty on weights, give layers a kernel_regularizer and add "
             "model.losses. Arguments must have the same shapes on all ranks"
         )
 
@@ -208,7 +209,8 @@ def _spec(pieces: Pieces, message: Message, part: int) -> Any:
     tensor = pieces.tensor(message.output)
     if part in (message.source, message.target) and tensor.dtype in (tf.string, tf.variant, tf.resource):
         raise GraphBuildError(
-            f"{message.output} of type {tensor.dtype.name} would have to go from partition {message.source} to "
-            f"{message.target}, and cannot: put what makes it and what uses it on one partition"
+            f"{message.output} of type {tensor.dtype.name} would have to be sent from partition "
+            f"{message.source} to {message.target}, but tensors of this type cannot be sent: put the "
+            "operations that make and use it on one partition"
         )
     return tf.TensorSpec(tensor.shape, tensor.dtype)

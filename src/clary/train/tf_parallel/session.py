@@ -138,13 +138,13 @@ def _refuse_keys_of_torch(configuration: Configuration) -> None:
     for name, needed in _TORCH_ALONE.items():
         if (given := getattr(configuration, name)) != needed:
             raise ValueError(
-                f"{name} is {given!r}, which smdistributed.modelparallel.tensorflow does not have: leave it out, or "
-                "use PyTorch"
+                f"{name} is {given!r}, which smdistributed.modelparallel.tensorflow does not support: leave "
+                "the key out, or use PyTorch"
             )
 
 
 def _have_threads() -> None:
-    """Ensure enough inter-op threads: on one CPU TensorFlow has one, which our waiting operation would block.
+    """Ensure enough inter-op threads: with one CPU, TensorFlow has only one, which a waiting step would block.
 
     Raises: RuntimeError if it is too late to add threads.
     """
@@ -157,8 +157,9 @@ def _have_threads() -> None:
         if (asked or len(os.sched_getaffinity(0))) > 1:
             return
         raise RuntimeError(
-            "TensorFlow runs with one thread between operations, and has begun already: call smp.init() before any "
-            f"other use of TensorFlow, or tf.config.threading.set_inter_op_parallelism_threads({_NEEDED_THREADS})"
+            "TensorFlow has already started with a single inter-op thread: call smp.init() before any "
+            "other use of TensorFlow, or "
+            f"tf.config.threading.set_inter_op_parallelism_threads({_NEEDED_THREADS})"
         ) from None
 
 

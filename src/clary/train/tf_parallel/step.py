@@ -109,7 +109,7 @@ class _Step:
         self._session: Session | None = None
 
     def as_function(self) -> Callable[..., Any]:
-        """Return the step as a plain function, which becomes a method as a class attribute."""
+        """Return the step as a plain function, so that it becomes a method if it is a class attribute."""
 
         @functools.wraps(self._function)
         @tf.autograph.experimental.do_not_convert
@@ -153,8 +153,8 @@ def _trace(function: Callable[..., Any], name: str, arguments: Arguments, now: S
         )
     if now.configuration.partitions > 1 and not trace.results:
         raise GraphBuildError(
-            f"{name} calls no smp.DistributedModel, and there are {now.configuration.partitions} partitions: call the "
-            "model in it, or take smp.step away"
+            f"{name} calls no smp.DistributedModel, but there are {now.configuration.partitions} "
+            "partitions: call the model inside this function, or remove its smp.step"
         )
     with tf.init_scope():
         plan = make_plan(concrete, trace, now)
@@ -224,8 +224,9 @@ def _gradients_among(results: Sequence[Any], trace: Trace, now: Session) -> tupl
     gradients, returned = {id(one) for one in trace.gradients}, {id(one) for one in results}
     if gradients - returned:
         raise GraphBuildError(
-            "with the key ddp gradients are averaged over the replicas when the step returns them, and this step does "
-            "not return all its gradients as they are: return them, and clip or change them outside of smp.step"
+            "with the key ddp, gradients are averaged over the replicas when the step returns them, but "
+            "this step does not return all its gradients unchanged: return them unchanged, and clip or "
+            "change them outside of smp.step"
         )
     return tuple(id(one) in gradients for one in results)
 
@@ -252,8 +253,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
     for name in _COMPILATION:
         if options.get(name):
             raise ValueError(
-                f"smp.step: {name} would compile the step as one piece, and it runs in pieces on several ranks: use "
-                "tf.config.optimizer.set_jit(True)"
+                f"smp.step: {name} would compile the step as one piece, but the step runs in pieces on "
+                "several ranks: use tf.config.optimizer.set_jit(True)"
             )
     unknown = sorted(set(options) - _OPTIONS - set(_COMPILATION))
     if unknown:

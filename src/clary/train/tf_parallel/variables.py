@@ -1,7 +1,7 @@
 """Variables of a cut model: access to this rank's variables, and release of other ranks' variables.
 
-Where: `model` builds the whole model once, on every rank, so that it starts with the values of a model on one rank;
-after the cut, each rank keeps the variables of its part.
+Where: `model` builds the whole model once, on every rank, so that its initial values equal those of a model on one
+rank; after the cut, each rank keeps the variables of its part.
 
 [Note: others' variables] Other ranks' variable objects stay in the model, since its layers hold them, but their values
 are replaced by an empty tensor: a read raises TensorFlow's error on the shape instead of returning an old value.

@@ -1,4 +1,4 @@
-"""Patch of accelerate for ranks on hosts without a GPU, each of which newer versions treat as the only process.
+"""Patch of accelerate, newer versions of which treat each rank on a host without a GPU as the only process.
 
 Where: `installing` patches `accelerate.state` in ranks. Without the patch, every rank silently trains alone on all
 samples or, with DeepSpeed, averages gradients of equal batches.

@@ -24,7 +24,8 @@ def choose_devices_by(module: ModuleType, choose: Choose) -> None:
     """
     arguments = getattr(module, "TrainingArguments", None)
     found = vars(arguments).get(_PLACE) if arguments is not None else None
-    original = getattr(found, "func", None) or getattr(found, "fget", None)  # cached property: Python's or its own
+    # cached property: Python's or transformers' own
+    original = getattr(found, "func", None) or getattr(found, "fget", None)
     if original is None:
         return
 

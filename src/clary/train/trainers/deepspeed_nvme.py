@@ -97,26 +97,27 @@ def refuse_locking(num_bytes: int) -> None:
     if limit == resource.RLIM_INFINITY or may_lock_all or locked + num_bytes <= limit:
         return
     raise RuntimeError(
-        f"DeepSpeed on {_host()}: offload to nvme locks {num_bytes:,} bytes of buffers in memory; a process of this "
-        f"host may lock {limit:,} bytes, {locked:,} are: start the service (or the machine's daemon) where `ulimit -l` "
-        f"is unlimited (LimitMEMLOCK=infinity of a systemd unit), or make buffer_size and buffer_count smaller"
+        f"DeepSpeed on {_host()}: offload to nvme locks {num_bytes:,} bytes of buffers in memory; a "
+        f"process of this host may lock {limit:,} bytes, and {locked:,} bytes are locked already: "
+        "start the service (or the machine's daemon) where `ulimit -l` is unlimited "
+        "(LimitMEMLOCK=infinity of a systemd unit), or make buffer_size and buffer_count smaller"
     )
 
 
 def refuse_address(address: int, path: str) -> None:
-    """Raise RuntimeError if the disk of a file cannot read to this memory address."""
+    """Raise RuntimeError if the disk that holds a file cannot read into this memory address."""
     start = address % mmap.PAGESIZE
     if start % _BLOCK and not _takes(start, path):
         raise RuntimeError(
-            f"DeepSpeed on {_host()}: offload to nvme reads {path} to an address that its disk refuses (it is no "
-            f"multiple of {_BLOCK}), and would train on zeros in its place: have each tensor be a group of its own, by "
-            f'"sub_group_size": 1 in zero_optimization'
+            f"DeepSpeed on {_host()}: offload to nvme reads {path} into a memory address that its disk refuses (it is "
+            f"not a multiple of {_BLOCK}), and would train on zeros instead of the data: make each tensor a group of "
+            f'its own, with "sub_group_size": 1 in zero_optimization'
         )
 
 
 @functools.cache
 def _takes(start: int, path: str) -> bool:
-    """Return whether a direct read of a file to this offset in a memory page works."""
+    """Return whether a direct read of a file into memory works at this offset within a page."""
     try:
         file = os.open(path, os.O_RDONLY | _PAST_THE_CACHE)
     except OSError:

@@ -34,7 +34,7 @@ _POLL_S = 0.1
 
 
 class CacheUnusable(AgentError):
-    """The reason why objects must be fetched without the cache; a job never fails for it."""
+    """The reason why objects must be fetched without the cache; a job never fails because of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,9 @@ class Filler:
         if held is None:  # another host has made the same tree meanwhile
             found = self._found(name, items)
             if found is None:
-                raise CacheUnusable("what another host made of it in this machine's cache has gone again")
+                raise CacheUnusable(
+                    "the snapshot that another host made of it in this machine's cache was removed again"
+                )
             return replace(found, num_cached=len(items) - num_fetched, num_fetched=num_fetched)
         return Snapshot(
             path=self.folder.snapshot(name),
@@ -155,8 +157,8 @@ class Filler:
         size_bytes = sum(item.wanted.size_bytes or 0 for item in items)
         if size_bytes > self.keeper.limit_bytes:
             raise CacheUnusable(
-                f"it has {size_bytes} bytes and this machine's cache may have {self.keeper.limit_bytes} "
-                "(setting channel_cache_bytes)"
+                f"it has {size_bytes} bytes, and this machine's cache may hold at most "
+                f"{self.keeper.limit_bytes} (setting channel_cache_bytes)"
             )
         return items
 

@@ -130,7 +130,10 @@ class CacheFolder:
         return None
 
     def publish(self, path: Path, name: str) -> None:
-        """Add a complete file of a tree to the objects; replace it by an existing object. Raises: OSError."""
+        """Add a complete file of a tree to the objects; if the object exists, replace the file by a link to it.
+
+        Raises: OSError.
+        """
         size_bytes = path.lstat().st_size
         time_ns = stamped_ns(time.time_ns(), name=name, size_bytes=size_bytes)
         os.utime(path, ns=(time_ns, time_ns))
@@ -170,7 +173,10 @@ class CacheFolder:
         return self._snapshots / name
 
     def hold_snapshot(self, name: str) -> int | None:
-        """Return a descriptor whose lock keeps a tree; None if the tree does not exist or is being removed."""
+        """Return a descriptor whose lock prevents the removal of a tree.
+
+        Returns: None if the tree does not exist or is being removed.
+        """
         held = hold_folder(self.snapshot(name), alone=False)
         if held is not None:
             os.utime(held)  # the time of its last use, which sets the order of eviction

@@ -66,7 +66,7 @@ class CacheKeeper:
         )
 
     def free_disk(self, place: Path, needed_bytes: int) -> None:
-        """Evict entries until `needed_bytes` are free at a folder outside the cache, or no more can go.
+        """Evict entries until `needed_bytes` are free at a folder outside the cache, or no more can be evicted.
 
         Least recently used entries go first; entries in use stay. For a folder on another file system no entry is
         evicted, because that would free no space there.

@@ -72,7 +72,7 @@ def hold_folder(path: Path, *, alone: bool) -> int | None:
         return None
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        # If an agent removed the folder between the two calls, it has renamed it first.
+        # An agent that removed the folder between `open` and `flock` renamed it first: `path` no longer leads to it.
         if os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False)):
             return descriptor
     except (BlockingIOError, FileNotFoundError):

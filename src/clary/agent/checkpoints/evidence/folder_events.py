@@ -1,15 +1,15 @@
 """Events in the checkpoint folder by name: writes, closes, renames, in the order of their occurrence.
 
-Where: the witness calls `read` whenever events wait, and at every look. A name's history describes the file that now
-has the name. An event is evidence only for the state that the file had at that moment.
+Where: the witness calls `read` whenever events wait, and at every look (scan of the folder). A name's history describes
+the file that now has the name. An event is evidence only for the state that the file had at that moment.
 
 [Note: new folders] A program may make a folder and write into it before a watch exists. So a folder is scanned once its
 watch exists: files that no process has open were closed before the scan. A folder that was renamed into the tree gets
 new watches, and every file below it counts as renamed too.
 
 [Note: no watch] The kernel bounds watches (fs.inotify.max_user_watches) and queues (max_user_instances). Files in an
-unwatched folder have no history, and are judged by the processes that have them open; the log reports this once. If a
-queue overflows, all histories are dropped.
+unwatched folder have no history. Which processes have them open decides whether they are whole; the log reports this
+once. If a queue overflows, all histories are dropped.
 """
 
 from __future__ import annotations

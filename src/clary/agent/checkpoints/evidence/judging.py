@@ -3,17 +3,18 @@
 [Note: meaning of a close] A writer that closes a file has finished it, unless the kernel closed it for an ending
 process. So a close counts if every process of the program that could have been the writer was seen alive after it, or
 ended with 0. A process that was killed while it had the file open for writing leaves a torn file: only a rename or a
-new write can make that file whole again. If the killed process was merely a possible writer, only the file's rest
-counts. A marker does not outweigh a known death: ranks write in parallel, and the rank that writes the marker may not
-know of the killed rank.
+new write can make that file whole again. If the killed process was merely a possible writer, only the time counts for
+which the file has been at rest. A marker does not outweigh a known death: ranks write in parallel, and the rank that
+writes the marker may not know of the killed rank.
 
 [Note: rest] A file without any evidence is judged by time alone: it has to rest for ten times the longest observed
-pause of a writer. A file known by rest alone is restored, but `verify` never calls it whole. A file that a process has
-open for writing never counts as at rest, however long it is unchanged, even if the process only appends to it.
+pause of a writer. A file that counts as whole by rest alone is restored, but `verify` never calls it whole. A file that
+a process has open for writing never counts as at rest, however long it is unchanged, even if the process only appends
+to it.
 
 [Note: logs] Any beginning of a log is a valid log, so a log may be taken whenever it is unchanged for a moment, even
-while a process has it open. Only its name distinguishes a log from a checkpoint that is being written, and few names
-count.
+while a process has it open. Only its name distinguishes a log from a checkpoint that is being written, and only a few
+names count as names of logs.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _at_good_end(seen: Observation, possible: Sequence[Death], known: Sequence[D
 
 
 def _may_have_closed(seen: Observation, death: Death) -> bool:
-    """Whether the file may have been closed, in an observed close or another, by a process that was ending."""
+    """Whether a process that was ending may have closed the file, in an observed close or an unobserved one."""
     if seen.writers and death.pid not in seen.writers:
         return False
     if seen.close is None:

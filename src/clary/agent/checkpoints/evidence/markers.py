@@ -9,9 +9,10 @@
 | `latest_checkpointed_iteration.txt`, which holds a number | Megatron | `iter_NUMBER` beside it |
 
 A marker is no evidence for files written after it: a folder that is written again still has the earlier save's marker.
-Events and looks show whether the marker or the file came last. Without them mtime and ctime of both decide: a copy that
-keeps times sets the mtime, and any clock may be set back. At the top of the checkpoint folder a marker declares the
-files beside it whole, but not the folders, which may be separate saves.
+Events and looks (scans of the folder) show whether the marker or the file came last. Without them the mtime and the
+ctime of both files decide: a copy that keeps times sets the mtime, and any clock may be set back, so neither time alone
+is enough. At the top of the checkpoint folder a marker declares the files beside it whole, but not the folders, which
+may be separate saves.
 """
 
 from __future__ import annotations

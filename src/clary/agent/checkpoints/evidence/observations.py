@@ -76,13 +76,13 @@ class Observation:
     is_log: bool = False  # whether it is a log by its name
     since_s: float  # the first moment at which it was seen in this state
     holders: tuple[str, ...] = ()  # processes that have it open, in words
-    writers: frozenset[int] = frozenset()  # pids that had this inode open for writing at some look
+    writers: frozenset[int] = frozenset()  # pids that had this inode open for writing at some look (scan of the folder)
     is_named: bool = False  # whether it got its name by a rename or a link and was not written to since
     close: Close | None = None  # None: no close was observed
     was_disk_full: bool = False  # whether the disk was full while it was written
     marker: str = ""  # path of the marker that was written after it
     is_marker_seen: bool = False  # whether events or looks showed the marker last; otherwise only times
-    longest_pause_s: float = 0.0  # longest pause within a file by any writer in the folder
+    longest_pause_s: float = 0.0  # longest pause between two writes to a file, of any writer in the folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Processes that can still write to a file without opening it: a lease shows that there are some, /proc their names.
+"""Processes that can still write to a file without opening it: a lease detects them, /proc has their names.
 
 [Note: leases] The kernel grants a read lease on a file only while no process has it open for writing. It counts
 descriptors of every process in every namespace, inherited descriptors, descriptors in transit through a socket, and

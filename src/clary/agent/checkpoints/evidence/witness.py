@@ -1,10 +1,11 @@
-"""Watch of one checkpoint folder and its program, which decides by evidence whether files are whole.
+"""Watch of one checkpoint folder and its program: decides by evidence whether files are whole.
 
-Where: it starts with the program; each look of the mirror queries it about changed files. `judging` has the rules of
-its decisions.
+Where: it starts with the program; each look (scan of the folder) of the mirror queries it about changed files.
+`judging` has the rules of its decisions.
 
 Threads: the witness's thread records events between looks, above all the processes that are alive after a close. The
-looks call from the mirror's thread. One lock guards both, and is held only while states are read.
+mirror's thread calls `decide` at each look. One lock guards the state that both threads use, and is held only while
+states of files and processes are read.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from clary.base.clock import Clock
 
 _TICK_S = 2.0  # between two checks of the living processes, without events
 _PAUSE_S = 0.02  # wait after an event, so that many events cost one check
-_NUM_PAUSES = 20  # pause between searches, in durations of a search: uses at most a twentieth of a core
+# pause between two searches as a multiple of a search's duration: searches use at most a twentieth of a core
+_NUM_PAUSES = 20
 _FIND_S = 0.25  # minimum time between two reads of the machine's process list
 _FILE_CLOCK_S = 0.01  # largest lag of file times: a tick of the kernel's clock
 _FULL_BYTES = 1 << 20  # a disk with less free space counts as full
@@ -168,7 +170,7 @@ class Witness(Worker):
             self._events.read()
             probed = {path: self._probe(path, snapshot.files[path]) for path in paths}
             held = {p.file for p in probed.values() if p.file is not None and p.kernel_says is not Hold.FREE}
-            # After the probes: a process that is alive now did not close by its end a file that the probes found free.
+            # After the probes: if a process is alive now, a file that the probes found free was not closed by its end.
             if paths:
                 self._processes.find()
                 self._processes.check()
@@ -310,7 +312,8 @@ class Witness(Worker):
             told.append(history.told if history is not None and says else None)
         if told[0] is not None and told[1] is not None and told[0] != told[1]:
             return told[0] > told[1]
-        # Without events (new folders, or too many): a look between the two may show the order.
+        # Without events (new folders, or too many folders): a look between the changes of the two files may show the
+        # order.
         last, first = self._trails.get(marker), self._trails.get(path)
         if last is None or first is None or last.facts != snapshot.files[marker] or first.facts != snapshot.files[path]:
             return False

@@ -11,7 +11,7 @@ agent's own cgroup are moved into a new leaf of it.
 All hosts of the machine lie in one cgroup, called the family. The scheduler divides processors by weight between the
 family and the cgroups and processes beside it. A host's weight is that of one ordinary process per processor of the
 host; the family's weight is the sum of its hosts' weights. With the kernel's default weight all jobs together would get
-no more than one process outside.
+no more processor time than one process outside the family.
 Source: kernel Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst, scheduler/sched-design-CFS.rst.
 """
 
@@ -38,8 +38,8 @@ _LEAF_FOLDER = "clary-service"  # the leaf for processes of a cgroup whose other
 _MOVE_ROUNDS = 20  # rounds, because processes fork while they are moved
 _CONTROLLERS = ("memory", "cpu", "pids")
 _CPU_PERIOD_US = 100_000
-_YIELDED_PART = 0.1  # of its weight, while a host only prepares itself
-_MAX_WEIGHT_CHECKS = 5  # retries of the family's weight, because other hosts start and end meanwhile
+_YIELDED_PART = 0.1  # share of its weight that a host keeps while it only prepares itself
+_MAX_WEIGHT_CHECKS = 5  # attempts to set the family's weight, because hosts start and end meanwhile
 _MAKE_ATTEMPTS = 20
 _MAKE_PAUSE_S = 0.001
 _WATCHED = " The agent watches the host's processes instead and ends them when they use more."
@@ -140,7 +140,7 @@ class HostCgroup:
         self.most_processes: int | None = None  # per-user limit if no cgroup counts the host's processes
         self._kills_before = 0  # OOM kills during earlier programs
         self._peak: PeakMemory | None = None
-        self._full_weight: int | None = None  # while the host has a part of it
+        self._full_weight: int | None = None  # set while the host has only a part of this weight
 
     @classmethod
     def create(
@@ -206,7 +206,7 @@ class HostCgroup:
         return self._versions.get(controller)
 
     def yield_processors(self) -> None:
-        """Reduce the host's weight until `claim_processors`; do nothing if no cgroup weighs its processors.
+        """Reduce the host's weight until `claim_processors` is called; do nothing without a cgroup for processors.
 
         Raises: OSError.
         """
@@ -396,7 +396,9 @@ class HostCgroup:
                 others = {made for key, made in self._folders.items() if self._versions[key] == place.version == 2}
                 if others - {folder}:
                     # A process is in exactly one cgroup of version 2, so it cannot be in this cgroup and another.
-                    raise OSError(errno.EXDEV, "it could only be had in another cgroup than memory", family)
+                    raise OSError(
+                        errno.EXDEV, "it could only be set in a different cgroup than the memory limit", family
+                    )
                 if folder not in self._folders.values():
                     self._make_fresh(folder)
             except OSError as error:
@@ -442,8 +444,8 @@ class HostCgroup:
     def _hand_down(self, folder: str, controller: str) -> None:
         if controller in self._tree.read(f"{folder}/cgroup.subtree_control").split():
             return
-        # In a cgroup with processes the kernel refuses this only for memory. For cpu or pids it would make the children
-        # threaded, and no process could enter them.
+        # If a cgroup contains processes, the kernel refuses to enable a controller for its children only in the case of
+        # memory. Enabling cpu or pids would make the children threaded, and no process could enter them.
         if self._holds_processes(folder):
             raise OSError(errno.EBUSY, "it holds processes", folder)
         self._tree.write(f"{folder}/cgroup.subtree_control", f"+{controller}")
@@ -494,7 +496,7 @@ def find_place(controller: str, *, mountinfo: str, membership: str) -> CgroupPla
 
 
 def can_move_into_leaf(tree: CgroupTree | None = None) -> bool:
-    """Whether limits would work after this cgroup's processes moved into a leaf; move no process."""
+    """Whether limits would work if this cgroup's processes were moved into a leaf; no process is moved."""
     tree = tree or CgroupTree()
     try:
         place = find_place("memory", mountinfo=tree.mountinfo(), membership=tree.membership())
@@ -531,7 +533,7 @@ def _has_quota(resources: Resources) -> bool:
 def _settings(controller: str, version: int, resources: Resources) -> list[tuple[str, str, bool]]:
     """Return (file, value, is needed) of each setting; a write to an optional file may fail."""
     if controller == "pids":
-        return []  # `_limit_processes` sets it by the machine's limits
+        return []  # `_limit_processes` sets this limit, derived from the machine's limits
     if controller == "memory":
         if resources.memory_bytes is None:
             return []

@@ -1,8 +1,9 @@
-"""Trial that determines how hosts' memory limits are enforced on this machine: by cgroups or by the agent.
+"""Test that determines how hosts' memory limits are enforced on this machine: by cgroups or by the agent.
 
 Where: the local engine runs this as a program before the first job; the service, `clary up` and `clary doctor` report
 the result. Run: `python -m clary.agent.host.limits.memory_support [--look]` prints one JSON object: `kept_by` and
-`why`. With `--look` no process is moved into another cgroup, although the first host of a service may need that.
+`why`. With `--look` no process is moved into another cgroup, although limits for the first host of a service may
+require such a move.
 """
 
 from __future__ import annotations

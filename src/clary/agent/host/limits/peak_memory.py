@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 
 _FILES = {1: "memory.max_usage_in_bytes", 2: "memory.peak"}
-_MAX_BYTES = 64  # length of a number
+_MAX_BYTES = 64  # upper limit for the length of the number in the file
 
 
 class PeakMemory:

@@ -1,4 +1,4 @@
-"""Safe opening of both ends of a bind mount, without following links of a program or a stranger.
+"""Safe opening of both ends of a bind mount, without following links made by a program or another user.
 
 Where: `host_root` and `late_binds` mount by the descriptors opened here, with the rights of the host's first process. A
 host may be built while another host with the same /opt/ml runs (`agent.rules`), so the path to a mount point may
@@ -137,8 +137,8 @@ def copy_content(source: str, target: str) -> None:
     """Copy the content of a folder into another folder without following links. Raises: OSError.
 
     Args:
-        source: a path of `opened_source`.
-        target: a path of `opened_mount_point`.
+        source: a path yielded by `opened_source`.
+        target: a path yielded by `opened_mount_point`.
     """
     with Folder.at(source) as content, Folder.at(target) as folder:
         copy_tree(content, folder)

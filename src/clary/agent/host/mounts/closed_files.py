@@ -4,9 +4,9 @@ Where: `machine_view` calls it for each system folder whose files programs own i
 count as closed too: they lead to the machine's processes. /etc is scanned completely for every host, in a few
 milliseconds. Folders of packages are large: there every folder is checked, but files only in folders that have changed
 since the last search, because a new or replaced file changes its folder. A change of only the mode does not change the
-folder. Such a file was readable before, and the full search every few minutes finds it (150,000 files: a second). Even
-the folders of /usr take a tenth of a second, so a result is valid for a few seconds, and a job's agent scans once in
-the background while the job is prepared (`refresh`).
+folder. Such a file was readable before, and the full search every few minutes finds it (150,000 files: a second).
+Checking only the folders of /usr still takes a tenth of a second, so a result is valid for a few seconds, and a job's
+agent scans once in the background while the job is prepared (`refresh`).
 
     /var/cache/clary/NAME.json           [closed paths], valid by the file's age
     /var/cache/clary/NAME-folders.json   {"looked_at": time of the full search in s, "folders": {folder: ctime in ns}}
@@ -31,7 +31,7 @@ _JUST_NOW_S = 1.0  # agents of several hosts start at the same moment
 _TURN_S = 10.0  # a first search of a machine takes a few seconds
 _TURN_LOOK_S = 0.005
 _OPEN_FOLDER = 0o005
-_RACY_NS = 2_000_000_000  # a folder may change again within one tick of its clock without a new time
+_RACY_NS = 2_000_000_000  # within one tick of the file system's clock a folder may change again without a new ctime
 
 
 def find_closed(

@@ -192,7 +192,9 @@ class _HostRoot:
                 ) as target:
                     is_bound = self._mount_bind(bind, source, target, is_folder=is_folder)
             except OSError as error:
-                raise OSError(error.errno, f"show {bind['source']} at {bind['target']}: {error.strerror}") from error
+                raise OSError(
+                    error.errno, f"could not show {bind['source']} at {bind['target']}: {error.strerror}"
+                ) from error
         if is_bound and bind["read_only"]:
             with opened_mount(self._new_root, bind["target"], is_folder=is_folder) as mounted:
                 kernel.make_read_only(mounted)

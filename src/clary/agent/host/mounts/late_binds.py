@@ -7,9 +7,10 @@ binds before any process of the program runs, and unmounts the late roots again.
 The late roots contain other jobs' data, and a standby host runs an interpreter that has imported packages of one job's
 environment. So only the keeper's mount namespace has the late roots. The interpreter gets a mount namespace of its own,
 from which the late roots are unmounted before its exec, and which receives the keeper's later mounts (MS_SLAVE). Access
-rights would not suffice: the interpreter is root of the host. The program's own /opt/ml is a late root and the first
-late bind: the agent builds it while the host stands by, for a program that may have another environment, and would
-follow a link that a process of the host created in it. Until then the host shows an empty folder of its own at /opt/ml.
+rights would not suffice: the interpreter is root of the host. The program's own /opt/ml is both a late root and the
+first late bind. The agent builds it while the host stands by, for a program that may have another environment. If the
+host showed it then, a process of the host could create a link in it, and the agent would follow the link. Until then
+the host shows an empty folder of its own at /opt/ml.
 """
 
 from __future__ import annotations
@@ -135,7 +136,9 @@ class LateBinds:
 
     def _mount_one(self, bind: Mapping[str, Any], view: MachineView, *, name: str) -> list[str]:
         if bind.get("below") is not None:
-            raise ValueError(f"bind {bind['source']} at {bind['target']}: file systems do not come late")
+            raise ValueError(
+                f"bind {bind['source']} at {bind['target']}: a file system cannot be bound after the host's creation"
+            )
         source, place = _place_of(bind["source"], self._roots), _target_of(bind["target"])
         is_folder = os.path.isdir(source)
         if not is_folder and not os.path.exists(source):
@@ -167,7 +170,7 @@ class LateBinds:
 
 
 def place_on_roots(path: str, roots: Sequence[str]) -> str:
-    """Return the path, in a root with late roots, of a path of the machine.
+    """Return where a path of the machine appears in a root that has late roots.
 
     Raises: ValueError: the path is not below a late root.
     """

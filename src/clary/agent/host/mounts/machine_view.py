@@ -181,8 +181,8 @@ class MachineView:
             return
         above, name = os.path.split(path)
         self.make_folder(above)
-        # Its parents may be accessible to root only, while on a mount with mapped owners the programs' users must
-        # create it.
+        # The parents may be accessible to root only, so this process opens them. On a mount with mapped owners only the
+        # programs' users can create the folder.
         with Folder(os.open(above, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as folder:
             make_owned(folder, name, is_folder=True, users=self._users)
         os.chmod(path, mode)

@@ -1,7 +1,7 @@
 """A disk for one host, which can be full while the machine's disk is not.
 
-Where: `supervisor.wiring` makes one for hosts of rehearsals whose plan has `disk_bytes`; the service fills it
-(`engines.local.disk_faults`). It needs root.
+Where: `supervisor.wiring` makes one for each host of a rehearsal (`clary rehearse`) whose plan has `disk_bytes`; the
+service fills it (`engines.local.disk_faults`). It needs root.
 
     HOST/disk/            a tmpfs of that size, in the agent's own mount namespace
     HOST/disk/used        one block: an empty tmpfs could not be filled up
@@ -82,15 +82,16 @@ class OwnDisk:
         """
         if available_bytes is not None and self._size_bytes > available_bytes * LARGEST_SHARE:
             raise AgentError(
-                f"{self._folder.parent.name}: a disk of its own of {self._size_bytes // _MIB} MiB would take more than "
-                f"half of the memory that is free here, {available_bytes // _MIB} MiB; ask for a smaller one",
+                f"{self._folder.parent.name}: its own disk of {self._size_bytes // _MIB} MiB would take more "
+                f"than half of this machine's free memory, which is {available_bytes // _MIB} MiB; request a "
+                "smaller disk",
                 fault=Fault.USER,
             )
         if _mounts.owner_pid != os.getpid():
             raise AgentError(
-                f"{self._folder.parent.name}: a disk of its own needs a mount namespace of the agent's own, else it "
-                f"would be mounted for the whole machine; {_mounts.why_shared}. Such disks need a service that runs "
-                "as root and may mount"
+                f"{self._folder.parent.name}: a disk of its own needs a mount namespace of the agent's own, "
+                f"else it would be mounted for the whole machine; {_mounts.why_shared}. Such disks need a "
+                "service that runs as root and is allowed to mount file systems"
             )
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +109,7 @@ class OwnDisk:
         except OSError as error:
             self.close()
             raise AgentError(
-                f"{self._folder.parent.name}: no disk of its own of {self._size_bytes} bytes could be made: {error}"
+                f"{self._folder.parent.name}: its own disk of {self._size_bytes} bytes could not be made: {error}"
             ) from error
 
     def hold(self, folder: Path) -> None:

@@ -7,7 +7,7 @@ start. Programs see only these folders, the plan's binds and the host's own file
 With a root service, programs are root of a user namespace. In system folders, which contain files of distributions, the
 machine's root is mapped to the programs' root, so that package managers work; files there that not all users may read
 are hidden (`closed_files`). In all other folders the machine's users appear as nobody: the kernel lets programs read
-only files that all users may read, also files created later.
+only files that all users may read, which also holds for files created later.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ content of /tmp and /var/tmp are removed. Any other difference is a trace: a cha
 machine, a missing or changed file or folder of the host's own, System V objects. A host with traces serves no other
 program.
 
-A change of a file's content changes its inode or its ctime, which no program can set. They are not compared for
-folders, where entries are added and removed: of a folder mode, owner and extended attributes are compared, which
-include the default ACL for new files.
+A change of a file's content changes its inode or its ctime, which no program can set. Inode and ctime are not compared
+for folders, because entries are added and removed there. Instead, a folder's mode, owner and extended attributes, which
+include the default ACL for new files, are compared.
 Source: overlayfs.rst, "changes go to the upper folder"; sysvipc(7); mq_overview(7).
 """
 
@@ -123,7 +123,7 @@ class Traces:
 
 
 def _difference(before: Look, now: Look) -> str:
-    """Return the first path that is missing or differs in one of them; empty if they are equal."""
+    """Return the first path that is missing in one state or differs between them; empty if they are equal."""
     return min((path for path in now.keys() | before.keys() if now.get(path) != before.get(path)), default="")
 
 
@@ -154,7 +154,7 @@ def _add(look: Look, path: str, status: os.stat_result) -> None:
     if len(look) >= MAX_ENTRIES:
         raise OSError(f"there are more than {MAX_ENTRIES} entries to compare")
     found: tuple[int, ...] = (status.st_mode, status.st_uid, status.st_gid, status.st_ino)
-    # Entries that were added and removed change a folder's size and time, and use changes a device's.
+    # Adding and removing entries changes a folder's size and time; using a device changes the device's size and time.
     if stat.S_ISREG(status.st_mode):
         found = (*found, status.st_size, status.st_ctime_ns)
     elif stat.S_ISDIR(status.st_mode):

@@ -1,9 +1,9 @@
 """Census of a program's live processes: count them, signal each once, kill them.
 
 Where: the keeper of a host calls it. In a PID namespace the kernel signals all processes in one step: kill(-1) from the
-first process reaches each process once, also a fork in progress. Plain processes, and processes of a namespace in which
-some are spared, are found from the keeper downwards; the keeper becomes the parent of every orphan among its
-descendants.
+first process reaches each process once, including a process that is just being forked. Plain processes, and processes
+of a namespace in which some are spared, are found by a search through the keeper's descendants; the keeper becomes the
+parent of every orphan among them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Protocol
 from clary.agent.host.stopping.shared_memory import ProgramMemory
 from clary.base.processes import ProcessEntry, live_descendants, read_entry
 
-LOOK_INTERVAL_S = 2.0  # between looks for shared memory of plain processes; each look reads the machine's process list
+LOOK_INTERVAL_S = 2.0  # between scans for plain processes' shared memory; each scan reads the machine's process list
 _KILL_LIMIT_S = 3.0  # after this time, the remaining processes hang in the kernel
 _KILL_PAUSE_S = 0.002
 
@@ -27,7 +27,7 @@ class Census(Protocol):
     """Finds and signals all processes of a program, and no other processes."""
 
     def live(self) -> dict[int, ProcessEntry]:
-        """Return the live processes by the pids for signals; empty if /proc has pids of another namespace."""
+        """Return the live processes, keyed by the pid for signals; empty if /proc has pids of another namespace."""
 
     def may_hold(self, pid: int) -> bool:
         """Whether a signal's sender, by its pid in the caller's namespace, may be a process of the program."""

@@ -4,8 +4,8 @@ Where: `census.DescendantCensus` calls it periodically and at the end. Hosts wit
 and the System V objects of a host vanish with it. Plain processes share the machine's /dev/shm, where segments do not
 show their creator. So a segment counts as the program's only if it did not exist when the program started and one of
 its processes created it or mapped it for writing. It is removed only if no process still uses it. Segments that a
-process creates and leaves between two looks are missed; `clary doctor` lists unused segments. The module has few
-imports, because the first process of a host imports it.
+process creates and leaves between two calls of `look` are missed; `clary doctor` lists unused segments. The module has
+few imports, because the first process of a host imports it.
 Source: shm_overview(7), sysvipc(7), proc(5) for /proc/PID/maps.
 """
 

@@ -1,4 +1,4 @@
-"""Decision when each process of a program gets SIGTERM, with the reason. Pure.
+"""Decision on when each process of a program gets SIGTERM, with the reason. Pure.
 
 Where: the keeper calls it when the agent orders SIGTERM. If three kinds of processes got the signal at once, the last
 output of ranks would be lost, or ranks would be killed while they save their state:
@@ -36,7 +36,7 @@ class ProcessView:
         dies_of_sigterm: whether it does not handle, ignore or block SIGTERM.
         reads: inodes of the pipes that it can read but not write.
         prints_to: inodes of the pipes that are its standard output or error. Other pipes do not count: a process pool
-            uses pipes to detect the end of a worker, and restarts it.
+            notices through such a pipe that a worker has ended, and then restarts the worker.
     """
 
     pid: int
@@ -96,7 +96,7 @@ def _carriers(by_pid: Mapping[int, ProcessView]) -> dict[int, str]:
 
 
 def _within_session(ancestors: Sequence[ProcessView]) -> Sequence[ProcessView]:
-    """Return the ancestors of one ssh session: below the listening server, if there is one."""
+    """Return the ancestors within one ssh session, below the listening server; empty without a server."""
     servers = [index for index, above in enumerate(ancestors) if above.name.startswith(_SSH_SERVER)]
     return ancestors[: servers[-1]] if servers else ()
 
@@ -121,7 +121,7 @@ def _ancestors(process: ProcessView, by_pid: Mapping[int, ProcessView]) -> Itera
 
 
 def _waits_for(pid: int, target: int, readers: Mapping[int, frozenset[int]]) -> bool:
-    """Whether `pid` waits for `target`, directly or indirectly; a cycle would last until the kill."""
+    """Whether `pid` waits for `target`, directly or indirectly; a cycle of waits would last until the kill."""
     waiting, seen = list(readers.get(pid, ())), set()
     while waiting:
         other = waiting.pop()

@@ -3,12 +3,12 @@
     clary_deepspeed.py OPTIONS... train.py ARGUMENTS...       replaces `deepspeed`
     clary_deepspeed.py --clary-rank FORM train.py ARGUMENTS...   one rank, as DeepSpeed's launcher of a host starts it
 
-Where: `bin/deepspeed` comes first in PATH of a job. DeepSpeed's own launcher supports this machine, or hosts of a
-hostfile that it reaches by ssh; but every host of a job runs the program's command. DeepSpeed's own parser parses the
-command line, and DeepSpeed's own launcher of one host starts the ranks, each through `clary_rank`.
-Command lines for another start method run the real deepspeed unchanged: with a hostfile, `localhost` in --include or
---exclude, --launcher, --force_multi, --no_ssh or --autotuning.
-It runs in the user's environment: Python 3.8 or later, with the standard library and deepspeed, without clary.
+Where: `bin/deepspeed` comes first in PATH of a job. DeepSpeed's own launcher starts ranks on its own machine, or by ssh
+on the hosts of a hostfile; in a job, however, every host runs the program's command. DeepSpeed's own parser parses the
+command line, and DeepSpeed's own launcher of one host starts the ranks, each through `clary_rank`. Command lines for
+another start method run the real deepspeed unchanged: with a hostfile, `localhost` in --include or --exclude,
+--launcher, --force_multi, --no_ssh or --autotuning. It runs in the user's environment: Python 3.8 or later, with the
+standard library and deepspeed, without clary.
 Source: DeepSpeed 0.19 `launcher.runner` (options), `launcher.launch` (ranks of one host).
 """
 
@@ -132,7 +132,7 @@ def _parse_quietly(arguments: list[str], runner: Any) -> Any:
 
 
 def _be_rank(form: str, program: list[str]) -> NoReturn:
-    """Replace this process by a rank's program, with the argument --local_rank as from DeepSpeed."""
+    """Replace this process by a rank's program, with the argument --local_rank as DeepSpeed passes it."""
     kind, _, local_rank = form.partition(",")
     given = [f"--local_rank={os.environ['LOCAL_RANK']}"] if local_rank == "local_rank" else []
     words = [*(["-m"] if kind == "module" else []), program[0], *given, *program[1:]]

@@ -10,7 +10,7 @@ import sys
 import types
 from importlib.machinery import ModuleSpec, PathFinder
 
-TYPE_CHECKING = False  # as in `typing`; the imports below would take longer than the start of the interpreter
+TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`; the imports below would take longer than Python's own start
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.abc import Loader

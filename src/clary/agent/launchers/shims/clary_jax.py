@@ -1,4 +1,4 @@
-"""The job's processes for `jax.distributed.initialize()` without arguments.
+"""Discovery of the job's processes by `jax.distributed.initialize()` without arguments.
 
 Where: `clary_rank` calls `install` before it runs a program, and `part_from_peers` when a program has failed. jax reads
 the coordinator's address from the environment, but the number of processes only from the kinds of cluster that it
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 _MODULE = "jax._src.clusters"
 _ADDRESS = "JAX_COORDINATOR_ADDRESS"
-_BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"  # jax reads it after it has tried its clusters
+_BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"  # jax reads this variable after it has tried its kinds of cluster
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _LAST_PORT = 65535
-# Variables with the number of processes and the own index, of torchrun, mpirun and the job's launcher. A rank started
-# inside a host's process inherits the launcher's variables, so these come last.
+# Variables of torchrun, mpirun and the job's launcher with the number of processes and this process's index. A rank
+# started inside a host's process inherits the launcher's variables, so the launcher's variables come last.
 _NUMBERS = (
     ("WORLD_SIZE", "RANK"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -78,7 +78,7 @@ def register(clusters: types.ModuleType) -> None:
 def _keep_coordinator_on_loopback(base: Any) -> None:
     """Restrict jax's coordinator to loopback if its address is loopback."""
     ask = base.auto_detect_unset_distributed_params
-    told: list[str] = []  # addresses set here: a second `initialize` may use another address
+    told: list[str] = []  # addresses that this function has set; a second `initialize` may use another address
 
     def ask_and_bind(*arguments: object, **options: object) -> Any:
         found = ask(*arguments, **options)
@@ -108,7 +108,7 @@ def part_from_peers() -> bool:
 
 
 def coordinator_address() -> str | None:
-    """Return host:port of jax's coordinator, under torchrun the port after its store's; None if unknown."""
+    """Return host:port of jax's coordinator (under torchrun, the store's port + 1); None if unknown."""
     address = os.environ.get(_ADDRESS)
     if address:
         return address

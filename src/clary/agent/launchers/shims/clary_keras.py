@@ -1,10 +1,10 @@
-"""Keras 2 for `import keras` in programs whose `tf.keras` is Keras 2, as it was in their image.
+"""Keras 2 as the package `keras`, for programs whose image had Keras 2 as `tf.keras`.
 
 Where: `clary_rank` calls `install` before it runs a program; the service sets `CLARY_KERAS_2` and TF_USE_LEGACY_KERAS.
-Both names were one library in such images: layers of `keras` worked in models of `tf.keras`. Here the package `keras`
-is Keras 3, whose layers those models refuse, and tf_keras is Keras 2. So modules of `keras` become the module objects
-of tf_keras. Such a program cannot import Keras 3.
-It runs in the user's environment: Python 3.8 or later, with the standard library only, without clary.
+In such an image, `keras` and `tf.keras` were one library: layers of `keras` worked in models of `tf.keras`. Here the
+package `keras` is Keras 3, whose layers those models refuse, and tf_keras is Keras 2. So modules of `keras` become the
+module objects of tf_keras. Such a program cannot import Keras 3. It runs in the user's environment: Python 3.8 or
+later, with the standard library only, without clary.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class KerasFinder:
         is_keras = fullname.partition(".")[0] == "keras"
         if not is_keras or os.environ.get(_LEGACY, "").lower() not in ("1", "true"):
             return None
-        import importlib.util  # imported late: saves 1 ms of every rank
+        import importlib.util  # imported late, which saves every rank 1 ms
 
         if any(importlib.util.find_spec(name) is None for name in ("tf_keras", f"tf_{fullname}")):
             return None
@@ -53,7 +53,7 @@ class KerasFinder:
 
 
 class _SameModule:
-    """Loads a module under its name in tf_keras, unchanged."""
+    """Loads the module of tf_keras in place of a module of `keras`, unchanged."""
 
     def __init__(self, name: str) -> None:
         self._name = name

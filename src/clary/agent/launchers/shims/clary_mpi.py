@@ -238,7 +238,7 @@ def greet(connection: socket.socket, secret: bytes, *, role: str) -> BinaryIO:
     """Prove to the other side that we know the secret, and check its proof; return the stream to read.
 
     Args:
-        connection: a new connection; without a timeout after success.
+        connection: a new connection; its timeout is removed on success.
         secret: of the attempt.
         role: of this side, `client` or `server`.
     Raises: HandshakeError, OSError.
@@ -258,7 +258,7 @@ def greet(connection: socket.socket, secret: bytes, *, role: str) -> BinaryIO:
 
 
 def _proof(secret: bytes, role: str, nonce: str) -> str:
-    """Return the proof of the secret for a role; the role makes an echo of the other side's proof invalid."""
+    """Return a proof of the secret for a role; because of the role, an echo of a peer's proof is invalid."""
     return hmac.new(secret, f"{role}:{nonce}".encode(), "sha256").hexdigest()
 
 

@@ -9,11 +9,11 @@ runs in the user's environment: Python 3.8 or later, with the standard library o
 [Note: why the teardown is skipped]
 A thread of torch's gloo acquires the interpreter's lock while `Py_FinalizeEx` runs; Python ends the thread by a forced
 unwind through C++ code that must not throw, which turns a finished training into an abort (exit -6, "terminate called
-without an active exception"; torch 2.13 on Python 3.11, some per cent of runs with several process groups). So if torch
-is loaded, this file performs the steps at a program's end in Python's own order (traceback, non-daemon threads, atexit,
-process group, MPI, buffers) and exits by `os._exit`. Programs without torch end as usual. An earlier abort is the
-program's own and is not changed. This code can be removed when torch joins those threads. A program of jax or MXNet
-that fails while it is connected to its peers exits in the same way: see `_would_wait_for_peers`.
+without an active exception"; torch 2.13 on Python 3.11, a few per cent of runs with several process groups). So if
+torch is loaded, this file performs the steps at a program's end in Python's own order (traceback, non-daemon threads,
+atexit, process group, MPI, buffers) and exits by `os._exit`. Programs without torch end as usual. An abort before these
+steps is the program's own and is left unchanged. This code can be removed when torch joins those threads. A program of
+jax or MXNet that fails while it is connected to its peers exits in the same way: see `_would_wait_for_peers`.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _prepare_libraries() -> None:
         try:
             importlib.import_module(name).install()  # modules in this file's folder, which is on the path
         except ImportError:
-            continue  # a copy of only this file; then programs must pass arguments to jax
+            continue  # a copy of this file without its neighbours; then programs must pass arguments to jax
 
 
 def _would_wait_for_peers() -> bool:
@@ -122,7 +122,7 @@ def _run_script(script: str, arguments: list[str]) -> None:
     if not getattr(sys.flags, "safe_path", False):  # with this option Python does not prepend the script's folder
         sys.path[0] = os.path.dirname(os.path.realpath(script))
     if os.path.isdir(path):
-        import runpy  # imported late: saves 1 ms of a script
+        import runpy  # imported late, which saves a script 1 ms
 
         runpy.run_path(script, run_name="__main__")
         return
@@ -143,7 +143,7 @@ def _run_script(script: str, arguments: list[str]) -> None:
 
 
 def _run_module(name: str, arguments: list[str]) -> None:
-    import runpy  # imported late: saves 1 ms of a script; before the path has the working folder
+    import runpy  # imported late, which saves a script 1 ms, but before the working folder is on the path
 
     sys.argv = ["-m", *arguments]
     if not getattr(sys.flags, "safe_path", False):

@@ -74,7 +74,7 @@ def wait_for_notice() -> None:
 
 
 def wait_for_ranks(pids: Iterable[int]) -> None:
-    """Wait until these children have ended or the agent kills them; return at once without a stop."""
+    """Wait until these children have ended or the agent kills them; return at once if no stop was ordered."""
     deadline_s = stop_deadline_s()
     left = list(pids)
     while left and deadline_s is not None and time.monotonic() < deadline_s:

@@ -60,7 +60,7 @@ class Call:
         return base, [base] if single else [f"{base}_{place + 1}of{count}" for place in range(count)], is_nameless
 
     def group(self, base: str, count: int) -> tuple[str, int]:
-        """Return name and size of the group for a description."""
+        """Return the name and size of the operation's group, for its `Description`."""
         return (base, count) if self.is_group else ("", 0)
 
     def run(self, requests: Sequence[Request]) -> None:
@@ -210,7 +210,7 @@ def dtype_of(array: np.ndarray) -> Dtype:
     """Return the type of an array's elements. Raises: ValueError for an unsupported element type."""
     dtype = DTYPES.get(array.dtype.name)
     if dtype is None:
-        raise ValueError(f"arrays of type {array.dtype.name} cannot travel: cast to one of {', '.join(DTYPES)}")
+        raise ValueError(f"arrays of type {array.dtype.name} cannot be sent: cast to one of {', '.join(DTYPES)}")
     return dtype
 
 

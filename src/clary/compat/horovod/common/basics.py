@@ -1,4 +1,4 @@
-"""The functions without tensors that Horovod has for every framework."""
+"""The functions without tensor arguments that Horovod has for every framework."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def local_rank() -> int:
 
 
 def cross_size() -> int:
-    """Return the number of hosts that have this process's local rank."""
+    """Return the number of hosts that have a process with this process's local rank."""
     return world.layout().cross_size
 
 
 def cross_rank() -> int:
-    """Return the index of this host among the hosts that have this process's local rank."""
+    """Return the index of this host among the hosts that have a process with this process's local rank."""
     return world.layout().cross_rank
 
 

@@ -81,18 +81,18 @@ def _set(values: Any) -> None:
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any = None) -> Any:
-    """Return `handle_average`, as Horovod's modules call it."""
+    """Return `handle_average`, which Horovod's modules obtain by calling this function."""
     return handle_average
 
 
 def handle_average(op: int | None, average: bool | None) -> Reduction:
-    """Return the reduction of a call: `op`, or `average`, the argument before Horovod 0.19.
+    """Return the reduction of a call: given by `op`, or by the older argument `average` of Horovod before 0.19.
 
     Raises: ValueError if both are given.
     """
     if op is not None:
         if average is not None:
-            raise ValueError("pass op=, or average= of before Horovod 0.19, not both")
+            raise ValueError("pass op= or average= (the argument before Horovod 0.19), not both")
         return Reduction(op)
     return Reduction.SUM if average is False else Reduction.AVERAGE
 

@@ -21,13 +21,14 @@ def view(tensor: mx.nd.NDArray) -> np.ndarray:
     Args:
         tensor: of any shape; the caller keeps it alive while the result is used.
 
-    Raises: ValueError for a sparse array or an unsupported element type; MXNetError of work that was queued before.
+    Raises: ValueError for a sparse array or an unsupported element type; MXNetError if work that was queued before
+    failed.
     """
     if tensor.stype != "default":
-        raise ValueError(f"only dense arrays travel; got storage type {tensor.stype}: use tostype('default')")
+        raise ValueError(f"only dense arrays can be sent; got storage type {tensor.stype}: use tostype('default')")
     dtype = np.dtype(tensor.dtype)
     if dtype.name not in DTYPES:
-        raise ValueError(f"arrays of type {dtype.name} cannot travel: cast to one of {', '.join(DTYPES)}")
+        raise ValueError(f"arrays of type {dtype.name} cannot be sent: cast to one of {', '.join(DTYPES)}")
     tensor.wait_to_read()
     if place_of(tensor) == "gpu":
         copy: np.ndarray = tensor.asnumpy()

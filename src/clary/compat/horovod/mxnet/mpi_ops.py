@@ -141,8 +141,7 @@ def allgather(
     """Return the arrays of all ranks, concatenated along their first axis.
 
     Args:
-        tensor: the first length may differ by rank.
-        name, priority, process_set: see the module.
+        tensor: the length of the first axis may differ by rank. name, priority, process_set: see the module.
 
     Raises: HorovodInternalError.
     """

@@ -1,7 +1,8 @@
 """Operations on arrays of MXNet. Each waits until all ranks have called it, and returns its result.
 
 Horovod queues operations and returns at once, so that ranks may call them in different orders. With this module, ranks
-that call operations in different orders block each other; only the operations of one list may have different orders.
+that call operations in different orders block each other; only the operations that one call takes as a list may be in
+different orders on different ranks.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def reduce_all(
     """Run several all-reduces at once, in the order in which ranks are ready for them.
 
     Args:
-        calls: arrays, targets and call of each, as `all_reduce`; all in one process set.
+        calls: for each all-reduce its arrays, targets and call, as for `all_reduce`; all in one process set.
         scaling: reduction and factors of all calls.
 
     Raises: as `all_reduce`.
@@ -139,8 +140,8 @@ def broadcast(tensor: mx.nd.NDArray, target: mx.nd.NDArray, root_rank: int, call
         root_rank: rank among all ranks, also where a process set is given.
         call: name and process set.
 
-    Raises: HorovodInternalError, also for a root that is not in the process set; ValueError for a sparse array or an
-    unsupported element type.
+    Raises: HorovodInternalError if the operation fails or the root is not in the process set; ValueError for a sparse
+    array or an unsupported element type.
     """
     root = root_index(root_rank, call.process_set)
     _, (name,), is_nameless = call.named("broadcast", 1)
@@ -162,11 +163,11 @@ def all_to_all(tensor: mx.nd.NDArray, splits: mx.nd.NDArray | None, call: Call) 
 
     Args:
         tensor: any array but a scalar.
-        splits: rows for each rank, whole numbers of 32 bits, shape [ranks]; None cuts the first axis equally.
+        splits: rows for each rank, an array of int32, shape [ranks]; None cuts the first axis equally.
         call: name and process set.
 
     Raises: ValueError for splits of another type, and for a sparse array or an unsupported element type;
-    HorovodInternalError, also for splits that do not fit.
+    HorovodInternalError if the operation fails or the splits do not fit.
     """
     rows = memory.view(tensor)
     counts = _counts_of(rows, splits, len(world.ranks_of(call.process_set)))
@@ -212,14 +213,14 @@ def reduce_scatter(tensors: Sequence[mx.nd.NDArray], call: Call, scaling: Scalin
 
 
 def _write_back(target: mx.nd.NDArray, result: np.ndarray) -> None:
-    """Copy a result to the GPU; host memory was written in place."""
+    """Copy a result to a target on the GPU; a target in host memory was written in place."""
     if memory.place_of(target) == "gpu":
         target[:] = result
 
 
 def _counts_of(rows: np.ndarray, splits: mx.nd.NDArray | None, num_ranks: int) -> list[int]:
     if splits is not None and np.dtype(splits.dtype) != np.int32:
-        raise ValueError(f"splits are whole numbers of 32 bits; got {np.dtype(splits.dtype).name}")
+        raise ValueError(f"splits must be of type int32; got {np.dtype(splits.dtype).name}")
     given = None if splits is None else [int(count) for count in splits.asnumpy()]
     try:
         return counts_of(rows.shape[0], given, num_ranks)  # type: ignore[no-any-return]

@@ -23,7 +23,8 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
     Args:
         optimizer: an optimizer of MXNet; it does all work except averaging gradients.
         gradient_predivide_factor: divides gradients before the sum, and multiplies the average.
-        num_groups: number of groups whose gradients are reduced together; 0: each gradient is reduced by itself.
+        num_groups: number of groups into which the gradients are split, each reduced together; 0: each gradient is
+            reduced by itself.
         process_set: ranks that take part; other ranks update with their own gradients.
     """
 
@@ -86,13 +87,15 @@ class DistributedTrainer(mx.gluon.Trainer):
     """A trainer that steps with the average gradient of all ranks.
 
     Args:
-        params: as in `mx.gluon.Trainer`, like `optimizer` and `optimizer_params`.
-        optimizer: a name or an optimizer; of a DistributedOptimizer, the wrapped optimizer is used, with a warning.
+        params: as in `mx.gluon.Trainer`; the same holds for `optimizer` and `optimizer_params`.
+        optimizer: a name or an optimizer; if it is a DistributedOptimizer, the optimizer inside it is used, with a
+            warning.
         optimizer_params: arguments of the optimizer.
         compression: compressor of gradients for sending.
         gradient_predivide_factor: divides gradients before the sum, and multiplies the average.
         prefix: prefix of names; a program with several trainers passes different prefixes.
-        num_groups: number of groups whose gradients are reduced together; 0: each gradient is reduced by itself.
+        num_groups: number of groups into which the gradients are split, each reduced together; 0: each gradient is
+            reduced by itself.
         process_set: ranks that take part; other ranks step with their own gradients.
     """
 

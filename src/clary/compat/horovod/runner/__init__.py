@@ -42,7 +42,10 @@ def run(
 
     count = np if np is not None else num_proc
     if hosts is not None and any(one.partition(":")[0] not in ("localhost", "127.0.0.1") for one in hosts.split(",")):
-        raise ValueError(f"hosts is {hosts!r}: horovod.run starts ranks on this machine alone; use a job for others")
+        raise ValueError(
+            f"hosts is {hosts!r}: horovod.run starts ranks on this machine alone; use a job to start "
+            "ranks on other hosts"
+        )
     try:
         import cloudpickle as writer
     except ImportError:
@@ -53,7 +56,7 @@ def run(
         command = [executable or sys.executable, "-m", "horovod.runner.function_rank", folder]
         code = run_command(command, count, variables=env)
         if code:
-            raise RuntimeError(f"horovod.run: a rank ended with exit code {code}; its output stands above")
+            raise RuntimeError(f"horovod.run: a rank ended with exit code {code}; see its output above")
         results = []
         for rank in range(count):
             with open(os.path.join(folder, f"result.{rank}"), "rb") as file:

@@ -11,7 +11,7 @@ import sys
 
 
 def main() -> None:
-    """Run the function of the folder named by the first argument."""
+    """Run the function that is stored in the folder named by the first argument."""
     folder = sys.argv[1]
     with open(os.path.join(folder, "function"), "rb") as file:
         func, args, kwargs = pickle.load(file)  # noqa: S301 - written by the caller of horovod.run

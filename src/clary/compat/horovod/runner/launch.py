@@ -124,7 +124,8 @@ def run_command(
     Raises: OSError if the command cannot be started.
     """
     port = _free_port()
-    secret = os.environ.get(_SHARED_WORD) or secrets.token_hex(32)  # without it any local user could join as a rank
+    # without a secret any local user could join as a rank
+    secret = os.environ.get(_SHARED_WORD) or secrets.token_hex(32)
     ranks: list[subprocess.Popen[bytes]] = []
     readers: list[threading.Thread] = []
     stopped = threading.Event()

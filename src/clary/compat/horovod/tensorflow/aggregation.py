@@ -56,7 +56,7 @@ class LocalGradientAggregationHelper:
         return results
 
     def is_due(self) -> Any:
-        """Return whether the last returned sums are reduced over all ranks, as a scalar of bool."""
+        """Return, as a scalar of bool, whether the last returned sums are reduced over all ranks."""
         return tf.equal(self.counter.read_value(), 0)
 
     def _make_sum(self, place: int, gradient: Any, variable: Any) -> None:

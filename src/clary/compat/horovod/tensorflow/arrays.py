@@ -1,4 +1,4 @@
-"""NumPy arrays through the engine: each function makes requests, waits for them, and returns new arrays.
+"""Collectives on NumPy arrays: each function makes engine requests, waits for them, and returns new arrays.
 
 This module does not use TensorFlow. Input arrays are C-contiguous and stay unchanged. Names, sizes and ranks are looked
 up when an operation runs, so a graph stays valid after a change of the ranks.
@@ -82,7 +82,7 @@ def broadcast(arrays: Sequence[np.ndarray], root_rank: int, call: Call) -> list[
     Args:
         arrays: of any shapes, equal on all ranks.
         root_rank: rank among all ranks, also where a process set is given.
-    Raises: HorovodInternalError, also for a root that is not in the process set.
+    Raises: HorovodInternalError if the operation fails or the root is not in the process set.
     """
     root = root_index(root_rank, call.process_set)
     _, names, is_nameless = call.named("broadcast", len(arrays))

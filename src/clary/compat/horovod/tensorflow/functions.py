@@ -27,7 +27,7 @@ def broadcast_variables(
         variables: variables of TensorFlow or of Keras, in the same order on all ranks.
         root_rank: rank that sends.
         process_set: ranks that take part.
-        inplace: has no effect; values are assigned once.
+        inplace: has no effect; the received values are always assigned to the variables.
     Returns: the operation to run in a graph of TensorFlow 1; None elsewhere.
     """
     held = list(variables)
@@ -105,7 +105,7 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """Return a function that broadcasts as `broadcast_object` does, but makes its operations only once.
+    """Return a function that broadcasts as `broadcast_object` does, but builds its graph operations only once.
 
     Args: as `broadcast_object`.
     """
@@ -148,7 +148,7 @@ def _value(tensor: Any, session: Any) -> np.ndarray:
 
 
 def _pack(obj: Any) -> np.ndarray:
-    """Return the pickle of an object; with cloudpickle also of functions and classes of `__main__`."""
+    """Return an object's pickle; cloudpickle, if installed, also pickles functions and classes of `__main__`."""
     try:
         import cloudpickle as writer
     except ImportError:

@@ -55,7 +55,7 @@ class GradientOptions:
 
 
 def groups_of(num_groups: int, groups: Any) -> Any:
-    """Return the groups from two arguments; the first argument is from Horovod before 0.22."""
+    """Return the groups, given by `groups` or by `num_groups`, the argument of Horovod before 0.22."""
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
     return num_groups if num_groups and groups is None else groups
@@ -149,7 +149,10 @@ class GradientReducer:
         return Scaling(Reduction(self.options.op), 1.0 / factor, factor)
 
     def _is_alone(self) -> bool:
-        """Whether no reduction is needed. Elastic programs trace once, so this returns False for them."""
+        """Whether no reduction is needed.
+
+        Elastic programs trace a graph once and keep it when the ranks change, so this returns False for them.
+        """
         process_set = self.options.process_set
         if os.environ.get(_ELASTIC, "0") not in ("", "0"):
             return False

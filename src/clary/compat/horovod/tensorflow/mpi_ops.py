@@ -151,7 +151,7 @@ def allgather(
     """Return the tensors of all ranks, concatenated along their first axis.
 
     Args:
-        tensor: of any shape; the first length may differ by rank.
+        tensor: of any shape; the length of the first axis may differ by rank.
         name: equal on all ranks.
         ignore_name_scope: has no effect.
         process_set: ranks that take part.

@@ -1,4 +1,4 @@
-"""Operations on tensors, eagerly and inside graphs, through which gradients flow.
+"""Operations on tensors, through which gradients flow, eagerly and inside graphs.
 
 Gradients are as in Horovod: for an all-reduce the all-reduce of the gradients, for a gather and a broadcast the
 average over all ranks, for a reduce-scatter the gather. All operations run in one order on all ranks, see
@@ -24,14 +24,14 @@ _AVERAGE = Scaling(Reduction.AVERAGE)
 
 
 class OperationFailed(HorovodInternalError, tf.errors.FailedPreconditionError):
-    """An operation failed. Programs catch it by either of its two names."""
+    """An operation failed. Programs can catch it as either base class."""
 
     def __init__(self, message: str) -> None:
         tf.errors.FailedPreconditionError.__init__(self, None, None, message)
 
 
 class WrongArgument(ValueError, tf.errors.InvalidArgumentError):
-    """A tensor has an unsuitable type or shape; no data was sent. Programs catch it by either of its two names."""
+    """A tensor has an unsuitable type or shape; no data was sent. Programs can catch it as either base class."""
 
     def __init__(self, message: str) -> None:
         tf.errors.InvalidArgumentError.__init__(self, None, None, message)
@@ -180,7 +180,7 @@ def _run(function: Callable[[list[np.ndarray]], list[np.ndarray]], values: Seque
 
 
 def _differentiable(function: Callable[..., Any], tensors: Sequence[Any]) -> list[Any]:
-    """Make a function differentiable; it returns its results and the function that computes their gradients."""
+    """Make a function differentiable; it must return its results and the function for their gradients."""
     values = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if values and tf.executing_eagerly() and not _is_recorded():
         return list(function(*values)[0])  # TensorFlow's wrapper would take 0.33 ms for each call

@@ -23,7 +23,7 @@ def vars_to_refs(variables: Any) -> Any:
 
 
 def refs_to_vars(refs: Any) -> Any:
-    """Return the variables to the references of `vars_to_refs`."""
+    """Return the variables for references that `vars_to_refs` returned."""
     return [refs_to_vars(one) for one in refs] if isinstance(refs, tuple) else refs.deref()
 
 

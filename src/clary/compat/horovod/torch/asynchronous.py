@@ -33,7 +33,7 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True)
 class _Pending:
-    """The operations in progress of one call.
+    """The operations of one call that are in progress.
 
     Args:
         results: returns the results for `synchronize`, once all operations have ended.
@@ -223,8 +223,8 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
     """Begin to concatenate the tensors of all ranks along their first axis; return a handle.
 
     Args:
-        tensor: of any shape; the first length may differ by rank.
-        name, process_set: as for `allreduce_async`.
+        tensor: of any shape; the length of the first axis may differ by rank. name, process_set: as for
+        `allreduce_async`.
     """
     return _gather([tensor], name, process_set, is_group=False)
 
@@ -454,7 +454,7 @@ def synchronize(handle: int) -> Any:
 
 
 def join(device: int = -1) -> int:
-    """Take part in the all-reduces of the other ranks with zeros until all ranks have joined; return the last rank.
+    """Join other ranks' all-reduces with zeros until all ranks have joined; return the rank that joined last.
 
     Args:
         device: has no effect; the zeros are in host memory.
@@ -578,7 +578,7 @@ def _submit(requests: Sequence[Request], number: int, results: Callable[[], Any]
 def _number_of(process_set: ProcessSet) -> int:
     number = process_set.process_set_id
     if number is None:
-        raise ValueError(f"{process_set} is not there: pass it to init or add_process_set first")
+        raise ValueError(f"{process_set} was not added: pass it to init or add_process_set first")
     return int(number)
 
 

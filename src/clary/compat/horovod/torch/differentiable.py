@@ -244,7 +244,7 @@ class _Reducescatter(_Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Gather the gradients of all rows on all ranks, for a sum times the number of ranks, as in Horovod."""
+        """Gather all rows' gradients on all ranks; for `Sum`, multiply by the number of ranks, as Horovod does."""
         _, op, process_set, before, after = ctx.options
         factor = before * after
         if op == ops.Sum:

@@ -137,7 +137,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
 
 def _pack(obj: Any) -> torch.Tensor:
-    """Return the pickle of an object; with cloudpickle also of functions and classes of `__main__`."""
+    """Return an object's pickle; cloudpickle, if installed, also pickles functions and classes of `__main__`."""
     try:
         import cloudpickle as writer
     except ImportError:

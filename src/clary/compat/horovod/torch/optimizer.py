@@ -27,7 +27,8 @@ _STEP_WITHOUT_SKIP = (
 class _Distributed:
     """Mixin for an optimizer's class that reduces gradients before a step.
 
-    A hook on each parameter counts backward passes; the last one begins the reduction of its gradient, or of its group.
+    A hook on each parameter counts backward passes. After the last pass of a step, the hook begins to reduce the
+    gradient, or the gradients of the parameter's group once all of them are ready.
     """
 
     def _prepare(
@@ -200,7 +201,7 @@ class _Distributed:
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Make `step` reduce no gradients within a block, for gradients that changed after `synchronize`."""
+        """Make `step` reduce no gradients within a block, for programs that change gradients after `synchronize`."""
         self._should_synchronize = False
         try:
             yield
@@ -352,5 +353,5 @@ def _names_of(parameters: Sequence[torch.Tensor], named: Iterable[Any] | None) -
     found = {p: name for name, p in pairs}
     missing = [index for index, p in enumerate(parameters) if p not in found]
     if missing:
-        raise ValueError(f"named_parameters was given without names for the parameters number {missing}")
+        raise ValueError(f"named_parameters has no names for the parameters with the indices {missing}")
     return found

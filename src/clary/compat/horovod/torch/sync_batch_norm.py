@@ -75,7 +75,7 @@ class _SyncBatchNorm(_Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> Any:
-        """Return the gradients of the batch over all ranks, and of weight and bias over this rank's rows."""
+        """Return the gradient of the batch, from sums of all ranks, and of weight and bias, from this rank's rows."""
         normal, weight, inverse, whole = ctx.saved_tensors
         axes = [axis for axis in range(gradient.dim()) if axis != 1]
         shape = [1, -1] + [1] * (gradient.dim() - 2)

@@ -1,8 +1,8 @@
 """DistributedDataParallel under the name `smdistributed.dataparallel.DistributedDataParallel`, which AWS never had.
 
-Where: `__getattr__` of the package imports it for guides that import `DistributedDataParallel` from
-`smdistributed.dataparallel`, wrap their model with it and make no group of ranks. Such scripts work, and rank 0 prints
-how Clary interpreted them.
+Where: `__getattr__` of the package imports it for scripts that follow certain guides: they import
+`DistributedDataParallel` from `smdistributed.dataparallel`, wrap their model with it and make no group of ranks. Such
+scripts work, and rank 0 prints how Clary interpreted them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class DistributedDataParallel(OfSmddp):
         module: the model; all ranks get the parameters of rank 0.
         arguments: as for `smdistributed.dataparallel.torch.parallel.distributed.DistributedDataParallel`.
 
-    State after failure: without the variables of a rank there is no group, and `module` is unchanged. A joined group
-    remains.
-    Raises: RuntimeError if this process was not started as a rank, with the distribution that starts ranks.
+    State after failure: if an environment variable of a rank is missing, there is no group, and `module` is unchanged.
+    A group that was joined before the failure remains.
+    Raises: RuntimeError if this process was not started as a rank; the error names the distribution that starts ranks.
     """
 
     def __init__(self, module: torch.nn.Module, *arguments: Any, **named_arguments: Any) -> None:

@@ -52,7 +52,7 @@ class NewBox:
 
 
 class BoxDesk:
-    """The operations of boxes and of their owner.
+    """Operations that boxes and their owner request from the service.
 
     Args:
         book: the leases.
@@ -217,7 +217,9 @@ class BoxDesk:
         if twin is not None:
             raise _conflict(f"this machine is box {twin.name} already; add it under that name")
         if old is None and len(ledger.boxes) >= MAX_BOXES:
-            raise _conflict(f"there are {MAX_BOXES} boxes, which is the most: take a Slurm cluster")
+            raise _conflict(
+                f"there are {MAX_BOXES} boxes already, which is the maximum; for more machines, use a Slurm cluster"
+            )
         token = secrets.token_hex(_TOKEN_BYTES)
         if old is None:
             now = self._clock.now()
@@ -379,7 +381,9 @@ def _check_facts(facts: BoxFacts) -> None:
     texts = (facts.hostname, facts.user, facts.isolation, facts.python_version, facts.restarts)
     _check_texts("facts", (*texts, *facts.gpus))
     if not 0 < facts.num_cpus <= 1 << 16 or not 0 < facts.memory_bytes <= 1 << 50 or len(facts.gpus) > MAX_GPUS:
-        raise WireError("ValidationException", "facts: expected CPUs, memory and GPUs as a machine has them")
+        raise WireError(
+            "ValidationException", "facts: expected CPUs, memory and GPUs in amounts that a machine can have"
+        )
 
 
 def _check_texts(what: str, texts: Sequence[str]) -> None:

@@ -52,7 +52,7 @@ class LeaseBook:
     # Questions
 
     def leases_of(self, box: str) -> list[tuple[AllocationRecord, LeaseRecord]]:
-        """Return the leases of a box that may have processes."""
+        """Return a box's leases that may have processes."""
         found = self.ledger.allocations.values()
         return [(one, lease) for one in found for lease in one.living if lease.box == box]
 
@@ -134,11 +134,11 @@ class LeaseBook:
             self._wake(lease.box for lease in leases)
 
     async def ask(self, allocation: AllocationRecord, hosts: tuple[Any, ...]) -> None:
-        """Store another request of hosts; mark the hosts' previous leases to be ended.
+        """Store another request for hosts; mark the hosts' previous leases to be ended.
 
         Args:
             allocation: as stored, or new.
-            hosts: hosts that neither wait nor have a living member.
+            hosts: hosts that neither wait for a box nor hold a usable one.
         """
         indices = {host.index for host in hosts}
         old = [lease for lease in allocation.living if lease.index in indices]

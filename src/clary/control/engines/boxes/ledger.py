@@ -1,9 +1,9 @@
 """Stores boxes, allocations and tokens in small files: a change is on disk before it takes effect.
 
-Where: `scheduler` holds one, below `<state folder>/boxes/`. Each document is a file of mode 0600, replaced atomically,
-so that after a kill at any moment the last change is stored wholly or not at all. A change whose file could not be
-written is not made in memory either. A change is never cancelled halfway (`LeaseBook.change`): otherwise disk and
-memory would differ.
+Where: `scheduler` holds one `BoxLedger`, which stores its files below `<state folder>/boxes/`. Each document is a file
+of mode 0600, replaced atomically, so that after a kill at any moment the last change is stored wholly or not at all. A
+change whose file could not be written is not made in memory either. A change is never cancelled halfway
+(`LeaseBook.change`): otherwise disk and memory would differ.
 """
 
 from __future__ import annotations
@@ -112,8 +112,9 @@ class _Shelf:
             return from_plain(self._cls, json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, ContractError) as error:
             raise EngineError(
-                f"{path} does not hold what the engine of boxes wrote there: {error}; put a copy of it back, or move "
-                "it aside: boxes are added again with `clary hosts add`, and end what they run",
+                f"{path} does not hold what the engine of boxes wrote there: {error}; restore the file from a "
+                "copy, or move it away and add the boxes again with `clary hosts add`: they then end the "
+                "hosts that they run",
                 fault=Fault.INFRASTRUCTURE,
             ) from error
 

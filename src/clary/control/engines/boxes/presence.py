@@ -1,7 +1,7 @@
-"""Keeps the times of boxes' last reports, and wakes requests that wait for changes. In memory alone.
+"""Keeps the times of boxes' last reports, and wakes requests that wait for changes. Keeps its state in memory only.
 
-Where: `lease_book` holds one. Silence is counted from the start of this service at the earliest, so that a box that has
-not reported to it yet is not lost.
+Where: `lease_book` holds one `Presence`. Silence is counted from the start of this service at the earliest, so that a
+box that has not yet reported to this service does not count as lost at once.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Presence:
         return self._boxes[box].remote if box in self._boxes else ""
 
     def version(self, box: str) -> int:
-        """Return the number of the last change of a box's orders in the life of this service."""
+        """Return the version of a box's orders: the number of changes since this service started."""
         return self._boxes[box].version
 
     def change(self, box: str) -> None:

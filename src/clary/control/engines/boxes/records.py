@@ -63,7 +63,10 @@ class RequestRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationRecord:
-    """Waiting requests and leases of one tag. One document, so that a gang is placed atomically."""
+    """Waiting requests and leases of one tag.
+
+    They are stored as one document, so that the hosts of a request are placed atomically.
+    """
 
     tag: str
     job_name: str

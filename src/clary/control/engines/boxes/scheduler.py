@@ -34,7 +34,8 @@ from clary.control.engines.cluster.scheduler import (
     NoticeKind,
 )
 
-END_WAIT_S = 3.0  # for a box's report that no process is left; a box gets its order and kills within 1 s
+# longest wait for a box's report that no process is left; a box receives its order and kills its processes within 1 s
+END_WAIT_S = 3.0
 
 
 class BoxesScheduler:
@@ -43,7 +44,7 @@ class BoxesScheduler:
     Args:
         folder: `<state folder>/boxes`.
         clock: clock for the silence of boxes and the expiry of tokens.
-        end_wait_s: longest wait of `end_host` for a certain end.
+        end_wait_s: longest time that `end_host` waits until the end of the host is certain.
     """
 
     name = "boxes"
@@ -89,7 +90,7 @@ class BoxesScheduler:
         ]
 
     async def ask(self, order: AllocationOrder) -> None:
-        """Request the hosts of an order that neither wait nor live; the request is stored when this returns.
+        """Request the order's hosts that neither await nor hold a usable box; the request is stored on return.
 
         Raises: EngineError for a tag that was ended; a retryable EngineError if the order could not be stored.
         """

@@ -143,7 +143,7 @@ class ClusterEngine:
             return
         await self.scheduler.ask(order)
         self._asked_s[order.tag] = now_s
-        # Read again, as the scheduler did: hosts that it requested again belong to another boot.
+        # Read the list again, as the scheduler did: a host that the scheduler requested again belongs to another boot.
         known = (await self._allocations()).get(order.tag)
         for index in self.enrolments.reports(order.tag):
             member = None if known is None else known.members.get(index)
@@ -193,7 +193,7 @@ class ClusterEngine:
     async def launch(self, plan: LaunchPlan) -> LaunchPlan:
         """Wait until every host of the pool has enrolled; return the plan with the facts of their nodes.
 
-        Raises: EngineError if the allocation or one of its hosts ends before.
+        Raises: EngineError if the allocation or one of its hosts ends before all hosts have enrolled.
         """
         tag = plan.pool
         self.enrolments.expect(tag, len(plan.hosts))
@@ -232,7 +232,7 @@ class ClusterEngine:
         )
 
     async def hosts(self, plan: LaunchPlan) -> Mapping[str, HostState]:
-        """Return host name -> state by the scheduler; no host is lost while the scheduler does not answer."""
+        """Return host name -> state from the scheduler; no host is lost while the scheduler does not answer."""
         members = await self._members(plan.pool)
         if members is None:
             return {host.name: HostState(is_alive=True) for host in plan.hosts}
@@ -241,7 +241,7 @@ class ClusterEngine:
         return {host.name: _state_of(members.get(host.index), words) for host in plan.hosts}
 
     async def end_host(self, plan: LaunchPlan, host: str) -> None:
-        """End one host and free its number for another host; its boot is refused even if the end is not certain."""
+        """End one host and free its number for a new boot; its old boot is refused even if the end is not certain."""
         index = plan.host(host).index
         await self.enrolments.release(plan.pool, index)
         ended = await self.scheduler.end_host(plan.pool, index)

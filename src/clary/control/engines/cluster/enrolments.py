@@ -1,7 +1,8 @@
 """Enrols boots: checks their proof, gives each number to one boot, and admits the hosts of a gang together.
 
-Where: `server.allocation_routes` passes requests of boots to it; `cluster_engine` waits for a gang, and admits it.
-Enrolments are stored in `<home>/allocations/TAG.json`, so that the next service knows which boot has which number.
+Where: `server.allocation_routes` passes requests of boots to it; `cluster_engine` waits until a gang (all hosts of an
+allocation) has enrolled, and admits it. Enrolments are stored in `<home>/allocations/TAG.json`, so that the next
+service knows which boot has which number.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ class Enrolments:
             if self._gangs.get(tag) is not gang:
                 raise _unwanted(f"{tag} has ended")
             if holder is None or holder.claim_digest != digest:
-                raise _unwanted(f"host {index} of {tag} was given up, and is to be another boot's")
+                raise _unwanted(f"host {index} of {tag} was given up, and will be assigned to another boot")
             if index in gang.admissions:
                 return gang.admissions[index]
             left_s = deadline_s - self._clock.monotonic()
@@ -205,7 +206,9 @@ class Enrolments:
             try:
                 await self._keep(tag, gang, {**gang.enrolled, index: own})
             except OSError as error:
-                raise WireError("ServiceUnavailable", f"not written down: {error.strerror}", http_status=503) from error
+                raise WireError(
+                    "ServiceUnavailable", f"the enrolment could not be stored: {error.strerror}", http_status=503
+                ) from error
             gang.enrolled[index] = own
             gang.enrolled_at_s[index] = self._clock.monotonic()
             self._tell(gang)
@@ -223,7 +226,7 @@ class Enrolments:
 
     def _path(self, tag: str) -> Path:
         if not _TAG.fullmatch(tag):
-            raise EngineError(f"{tag!r} is no tag of an allocation")
+            raise EngineError(f"{tag!r} is not the tag of an allocation")
         return self._folder / f"{tag}.json"
 
     def _read(self, tag: str) -> tuple[dict[int, Enrolled], set[str]]:

@@ -1,7 +1,7 @@
 """A scheduler that may be unavailable at the service's start: jobs wait until it answers, and hosts continue.
 
 Where: `server.host_source` wraps the scheduler of Slurm in it, because Slurm's daemon runs on another machine. The
-kinds of nodes are stored on disk for the meantime:
+kinds of nodes are stored on disk, for use until the scheduler answers:
 
     <state folder>/slurm/kinds.json   the kinds of nodes that the scheduler reported last
 """
@@ -60,7 +60,10 @@ class LateStart:
         return self._scheduler.name
 
     async def start(self, boot: Boot) -> None:
-        """Start the scheduler, or retry later if it only answered in an earlier run. Raises: EngineError."""
+        """Start the scheduler, or retry later if it does not answer now but did in an earlier run.
+
+        Raises: EngineError.
+        """
         self._boot = boot
         self._kinds = await asyncio.to_thread(self._read_kinds)
         try:
@@ -120,7 +123,7 @@ class LateStart:
             proof: proof that the boot sent.
         """
         if not self._has_begun:
-            raise EngineError(self.why_late or f"{self.name} has not begun", retryable=True)
+            raise EngineError(self.why_late or f"{self.name} has not started yet", retryable=True)
         return self._scheduler.why_not_proved(tag, index, proof)
 
     async def _begin(self) -> None:

@@ -1,8 +1,8 @@
 """The interface for requesting hosts from a cluster's scheduler, implemented for Slurm and boxes.
 
-Where: `cluster_engine` calls it. A scheduler starts one boot per host and ends it. Boots report addresses, processors,
-memory and GPUs themselves when they enrol. Every method may be called again with the same arguments, also after a crash
-of the service.
+Where: `cluster_engine` calls it. A scheduler starts one boot per host and ends it; the boot is a process that becomes
+the host's agent. Boots report addresses, processors, memory and GPUs themselves when they enrol. Every method may be
+called again with the same arguments, also after a crash of the service.
 
 A *tag* names an allocation: it is the pool that the hosts belong to (`pool_0123456789ab`). A *kind* is a set of nodes
 with the same resources.
@@ -68,7 +68,7 @@ class Allocation:
     """A scheduler's knowledge of one tag."""
 
     state: AllocationState
-    reason: str = ""  # of a wait or an end, by the scheduler: "Slurm job 4711 waits: Resources"
+    reason: str = ""  # reason of a wait or an end, as given by the scheduler: "Slurm job 4711 waits: Resources"
     members: Mapping[int, Member] = field(default_factory=dict)  # index of the host -> host; missing: has no node yet
     asked_at: datetime | None = None  # aware, UTC; None if unknown
     notice_grace_s: float = 0.0  # seconds from SIGTERM to SIGKILL of reclaimed hosts; 0: unknown
@@ -76,7 +76,7 @@ class Allocation:
 
 @dataclass(frozen=True, kw_only=True)
 class HostWish:
-    """One host that the engine can give."""
+    """One requested host, with the resources that it needs."""
 
     index: int  # 0 for algo-1
     kind: str  # NodeKind.name; "" lets the scheduler choose
@@ -92,7 +92,8 @@ class AllocationOrder:
     tag: str
     job_name: str  # shown in the scheduler's own lists
     hosts: tuple[HostWish, ...]
-    limit_s: int  # seconds after which the scheduler may end it: run time, grace, results
+    # seconds after which the scheduler may end the allocation; covers run time, grace period and upload of results
+    limit_s: int
     grace_s: float  # seconds that programs are promised between a notice and their end
     is_spot: bool = False  # whether other jobs may preempt it
 
@@ -114,7 +115,7 @@ class NodeKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Boot:
-    """The files and the address that start a boot: the same for all hosts of this service.
+    """Script, address and certificate with which a host's boot process is started; the same for all hosts.
 
     Command on the node: PYTHON BOOT_FILE --service URL --ca CA_FILE --tag TAG --index INDEX --proof PROOF --scratch
     FOLDER. PROOF is `munge`, or `file:PATH` of a file of mode 0600 that holds a token.

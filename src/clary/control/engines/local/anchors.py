@@ -1,7 +1,8 @@
 """Starts and finds the anchor of a job's network.
 
-Where: `LocalEngine.launch` calls it in a thread. `fabric` is the anchor itself. It locks its folder, so that two
-services, or a service that was killed and started again, never make two networks for one attempt.
+Where: `LocalEngine.launch` calls it in a thread. `fabric` is the anchor itself, the process that holds the network
+namespaces of the hosts. It locks its folder, so that two services, or a service that was killed and started again,
+never make two networks for one attempt.
 """
 
 from __future__ import annotations

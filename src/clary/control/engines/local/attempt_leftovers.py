@@ -1,8 +1,8 @@
-"""Sentences on leftovers of released attempts, and of attempts without a folder, with the remedy.
+"""Sentences on leftovers of released attempts, and of attempts whose folder is gone, each with its remedy.
 
 Where: `LocalEngine.leftovers` calls it in a thread, for `clary doctor`. A leftover is reported only if it certainly
-belongs to an attempt of this state folder: by the mark in an environment, a cgroup's name, a path below the attempt's
-folder. An attempt that is not released has no leftovers yet.
+belongs to an attempt of this state folder. The evidence is the engine's mark in a process's environment, the name of a
+cgroup, or a path below the attempt's folder. An attempt that is not released has no leftovers yet.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from clary.control.engines.local.leftover_things import Kind, Thing
 from clary.control.engines.local.network.network_spec import RELEASED_FILE
 
 _REMOVAL_S = 60.0  # time after a release in which the attempt's folders may still be being removed
-_SLACK_S = 2.0  # tolerance between time stamps of a segment and of the attempt's files, from coarser clocks
+# tolerance for comparing the time stamps of a segment and of the attempt's files, which come from coarser clocks
+_SLACK_S = 2.0
 
 
 def leftovers(jobs: Path) -> list[str]:
-    """Return sentences on leftovers of released attempts below `jobs`, and on anchors of attempts without a folder."""
+    """Return sentences on leftovers of released attempts below `jobs`, and on anchors whose folder is gone."""
     sentences = []
     for folder in attempt_record.attempt_folders(jobs):
         if attempt_record.is_released(folder):
@@ -39,10 +40,10 @@ def leftovers(jobs: Path) -> list[str]:
 
 
 def unclaimed_memory(jobs: Path) -> list[str]:
-    """Return the unused shared memory of this user, if jobs have run as plain processes.
+    """Return sentences on unused shared memory of this user, if jobs have run as plain processes.
 
-    Such jobs share /dev/shm with the machine, which does not record the creator of a segment: it may be any program of
-    the user. The sentences name the jobs that ran when a segment was made.
+    Such jobs use the machine's /dev/shm. The kernel does not record the creator of a segment, so the creator may be any
+    program of the user. The sentences name the jobs that ran when a segment was made.
     """
     plain = [
         attempt for folder in attempt_record.attempt_folders(jobs) if (attempt := _plain_attempt(folder)) is not None
@@ -78,8 +79,8 @@ def cgroups_of(attempt_folder: Path, hosts: Sequence[str], record: AttemptRecord
     Args:
         attempt_folder: folder of an attempt or a pool; cgroups are named after it.
         hosts: names of the hosts.
-        record: record with the cgroup folders at the start of agents; None searches only below this process's own
-            cgroup.
+        record: attempt's record, with the service's cgroup folders at the time when agents were started; None searches
+            only below this process's own cgroup.
     """
     places = (*(record.cgroup_places if record is not None else ()), *cleaning.own_cgroup_places())
     job_name, attempt = attempt_folder.parent.name, int(attempt_folder.name)

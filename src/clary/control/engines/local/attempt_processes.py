@@ -94,8 +94,9 @@ def end_processes(folder: Path, record: AttemptRecord) -> list[str]:
 
 
 def _found(folder: Path, record: AttemptRecord, ready: NetworkReady | None) -> list[ProcessId]:
-    """Return the attempt's processes by mark, network and cgroup, regardless of their parents."""
-    # Orphaned plain processes, whose agent and keeper died, are found only by the host's cgroup.
+    """Return the attempt's processes, found by mark, network and cgroup, regardless of their parents."""
+    # Orphaned plain processes, whose agent and host keeper (`agent.host.keeper`) died, are found only by the host's
+    # cgroup.
     cgroups = attempt_leftovers.cgroups_of(folder, attempt_leftovers.folders_in(folder), record)
     marked = [] if record.pool else _marked(record, ready)  # an attempt's processes carry its pool's mark
     found = [*marked, *_in_networks(ready), *killing.in_cgroups(cgroups)]

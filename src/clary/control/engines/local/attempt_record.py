@@ -46,7 +46,7 @@ class NetworkReady:
     error: str | None
     namespaces: Mapping[str, int] = field(default_factory=dict)  # host name -> the anchor's descriptor of its network
     switch: int = -1  # the anchor's descriptor of the switch's network namespace
-    has_user_namespace: bool = False  # of its own, because it is not root
+    has_user_namespace: bool = False  # of the anchor's own, because the anchor is not root
     users: int = -1  # the anchor's descriptor of the programs' user namespace; -1 if they have the users of the anchor
     first_id: int = 0  # first id of the range in that user namespace
     is_switched_by_us: bool = False
@@ -79,7 +79,9 @@ def read_record(folder: Path) -> AttemptRecord | None:
 def create_record(
     folder: Path, *, pool: str = "", master_port: int | None = None, cgroup_places: tuple[str, ...] = ()
 ) -> AttemptRecord:
-    """Return the record of this boot, and create it with these facts if missing. Two callers get the same record.
+    """Return the record of this boot, and create it with these facts if missing.
+
+    Concurrent callers get the same record.
 
     Args:
         folder: folder of an attempt or a pool.

@@ -103,7 +103,7 @@ def _remount(folder: str, size_bytes: int) -> None:
     flags = ctypes.c_ulong(_MS_REMOUNT | _MS_NOSUID | _MS_NODEV)
     if libc.mount(b"none", os.fsencode(folder), None, flags, f"size={size_bytes}".encode()) != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"mount {folder} anew with {size_bytes} bytes: {os.strerror(number)}")
+        raise OSError(number, f"remounting {folder} with {size_bytes} bytes failed: {os.strerror(number)}")
 
 
 if __name__ == "__main__":

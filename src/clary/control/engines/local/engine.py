@@ -71,7 +71,7 @@ class LocalEngine:
         service_url: URL for agents' reports and for programs' AWS requests: http://ADDRESS:PORT.
         relayed_urls: other URLs of the service that programs inside hosts must reach; none by default.
         environ: variables that agents inherit, without the service's own; None stands for this process's environment.
-        egress: policy on the targets in the owner's network that hosts reach; None: no target.
+        egress: policy on the targets in the owner's network that hosts may reach; None: no target.
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class LocalEngine:
         return Capacity(machine=measure_machine(), isolation=isolation, gaps=gaps)
 
     def memory_limits(self, *, looks_only: bool = False) -> str:
-        """Return the mechanism of hosts' memory limits, as a text.
+        """Return a sentence on the mechanism that enforces hosts' memory limits.
 
         Args:
-            looks_only: whether the probe must not move a process of this cgroup.
+            looks_only: if true, the probe moves no process of this cgroup.
         """
         return memory_limits(agent_processes.process_environment(self._environ, "probe"), looks_only=looks_only)
 
@@ -196,7 +196,7 @@ class LocalEngine:
         return str(target)
 
     async def leftovers(self) -> list[str]:
-        """Return sentences on leftovers of released attempts, and of attempts without a folder."""
+        """Return sentences on leftovers of released attempts, and of attempts whose folder is gone."""
         return await asyncio.to_thread(attempt_leftovers.leftovers, self._settings.home_folder / JOBS_FOLDER)
 
     async def unclaimed_memory(self) -> list[str]:

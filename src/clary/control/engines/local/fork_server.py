@@ -33,9 +33,10 @@ _log = logging.getLogger(__name__)
 
 
 class ForkServer:
-    """One process that forks agents, started when it is needed. Threads may call the methods at once.
+    """One process that forks agents, started when it is needed. Several threads may call the methods at the same time.
 
-    The process ends when this object is freed and when this process ends, also by SIGKILL: its input ends then.
+    The forking process ends when this object is freed, and when the calling process ends, even by SIGKILL, because its
+    standard input then ends.
 
     Args:
         environment: variables of the process; each agent gets its own.
@@ -47,7 +48,7 @@ class ForkServer:
         self._running: _Running | None = None
 
     def prepare(self) -> None:
-        """Start the process unless it runs; it imports its modules after the return."""
+        """Start the process unless it runs; do not wait until it has imported its modules."""
         with self._lock:
             self._ensure()
 
@@ -56,8 +57,8 @@ class ForkServer:
 
         Args:
             command: AGENT and its arguments; None is returned for any other program.
-            log_path: gets its output; its folder is the working directory.
-            environment: all its variables.
+            log_path: file for the agent's output; the folder of this file becomes the agent's working directory.
+            environment: all variables of the agent's environment.
         """
         if tuple(command[: len(AGENT)]) != AGENT:
             return None
@@ -114,11 +115,12 @@ class _Running:
     def ask(self, order: bytes, deadline: float) -> dict[str, Any]:
         """Return the answer to an order, or an answer with `error`, after which no agent of this order runs."""
         try:
-            if os.write(self._orders, order) < len(order):  # it reads nothing, or the variables fill a pipe
+            if os.write(self._orders, order) < len(order):  # the server reads nothing, or the variables fill the pipe
                 return {"error": f"it took only a part of an order of {len(order)} bytes"}
             answer = self._read(deadline)
             if not answer:
-                # An agent begins only after its answer is written: without an answer in the pipe, none will.
+                # An agent begins only after its answer is written. If the pipe holds no answer after the server was
+                # killed, no agent will begin.
                 self.child.kill()
                 answer = self._read(time.monotonic() + _END_TIMEOUT_S)
         except OSError as error:
@@ -128,7 +130,7 @@ class _Running:
         return dict(json.loads(answer))
 
     def _read(self, deadline: float) -> bytes:
-        """Return a line of the answers, or its first part at the end of the pipe or at the deadline."""
+        """Return the next line of the server's answers, or its first part if the pipe ends or the deadline passes."""
         data = b""
         while not data.endswith(b"\n"):
             poll = select.poll()  # unlike select, it takes descriptors above 1023

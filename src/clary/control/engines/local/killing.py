@@ -47,7 +47,7 @@ def descendants(ancestor: ProcessId) -> list[ProcessId]:
 
 
 def in_network_namespaces(inodes: Iterable[int]) -> list[ProcessId]:
-    """Return the processes whose network namespace is one of these, which the caller knows to exist still.
+    """Return the processes whose network namespace is one of these; the caller ensures that these still exist.
 
     An inode number identifies a namespace only while the namespace exists, here: while the job's anchor lives.
     """

@@ -1,7 +1,7 @@
 """Leftovers on the machine: the difference of two censuses, each item with its owner and remedy. Pure.
 
-Where: `machine_census` takes a census; `LocalEngine.leftovers`, and with it `clary doctor`, describe the leftovers of a
-released attempt with it, and the tests check for leftovers after each test.
+Where: `machine_census` takes a census; `LocalEngine.leftovers`, and through it `clary doctor`, use this module to
+describe the leftovers of a released attempt. The tests use it to check for leftovers after each test.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Thing:
             case Kind.PROCESS:
                 return f"kill -9 {name}"
             case Kind.ZOMBIE:
-                return f"kill {self.holder}"  # the parent, which does not reap the zombie; the adopting process will
+                # ends the zombie's parent, which does not reap it; the process that then adopts the zombie will
+                return f"kill {self.holder}"
             case Kind.HELD_NAMESPACE:
                 return f"kill -9 {self.holder}"
             case Kind.REGISTERED_NAMESPACE:

@@ -1,7 +1,7 @@
 """Finds shared memory, sockets and ports that jobs leave behind; one function for each kind reads the kernel's list.
 
 Where: the engine searches for leftovers of a released attempt; `clary.testing.census` adds the other kinds. The owner
-of an item is known by its creator's pid; otherwise the owner is unknown and never guessed.
+of an item is known only if the pid of its creator is known; the owner is never guessed.
 Source: proc(5), unix(7).
 """
 
@@ -23,7 +23,7 @@ _NAMED_AFTER_PID = re.compile(r"torch_(\d+)_")
 
 
 def shared_memory(folder: str = SHARED_MEMORY_FOLDER) -> list[Thing]:
-    """Return the segments in /dev/shm; the owner is the process in a segment's name, if it has one."""
+    """Return the segments in /dev/shm; the owner is the process whose pid is in the segment's name, if any."""
     found = []
     for name in names_in(folder):
         with contextlib.suppress(OSError):
@@ -42,7 +42,7 @@ def shared_memory_users(pids: Iterable[int], folder: str = SHARED_MEMORY_FOLDER)
     """Return segment -> the `pids` that have it mapped or open; processes of other users are not readable."""
     users: dict[str, set[int]] = {}
     if not names_in(folder):
-        return users  # nothing to use: the files of all processes take a millisecond each
+        return users  # no segment, so no users: listing the files of all processes takes a millisecond for each process
     prefix = f"{folder}/"
     for pid in pids:
         for path in _files_of(pid):

@@ -36,7 +36,7 @@ def memory_limits(environ: Mapping[str, str], *, looks_only: bool = False) -> st
 
     Args:
         environ: environment variables of agents, passed to the probe.
-        looks_only: whether the probe must not move a process to another cgroup.
+        looks_only: if true, the probe moves no process to another cgroup.
     """
     try:
         done = subprocess.run(
@@ -58,7 +58,7 @@ def memory_limits(environ: Mapping[str, str], *, looks_only: bool = False) -> st
 
 
 def in_words(keeper: MemoryKeeper, why: str) -> str:
-    """Return the sentence for a mechanism, with `why` no cgroup limits memory. Pure."""
+    """Return the sentence for a mechanism; `why` is the reason why no cgroup limits memory. Pure."""
     if keeper is not MemoryKeeper.WATCH:
         return _KEPT[keeper]
     return f"{_KEPT[keeper]}, because no cgroup can limit it ({why or 'no reason given'}). {_ADVICE}"

@@ -7,8 +7,8 @@ the calling process. A host that is cut off keeps its interface, address and car
 [Note: cuts between two]
 Each of the two gets a fixed neighbour entry for the other, with an unused Ethernet address. So any pairs can be cut at
 the same time, with any kind of switch; isolated ports of a bridge could not do that, because each isolated port is cut
-from every other isolated port. Programs may not change neighbours. Hosts use only IPv4 among themselves; frames of the
-link watch, which sets their Ethernet addresses itself, still pass.
+from every other isolated port. Programs are not permitted to change neighbour entries. Hosts use only IPv4 among
+themselves; frames of the link watch, which sets their Ethernet addresses itself, still pass.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ async def partition(pool_folder: str, host: str, *, up: bool) -> None:
 
 
 async def part(plan: LaunchPlan, hosts: tuple[str, str], *, up: bool) -> None:
-    """Cut the path between two hosts, which still reach all other hosts, or reconnect it; a repeated call does nothing.
+    """Cut or reconnect the path between two hosts, which still reach all other hosts; repeating does nothing.
 
-    In a job of two hosts this is a cut of the second host, as by `partition`.
+    In a job of two hosts this cuts off the second host, as `partition` does.
 
     Args:
         plan: plan of a running attempt.
@@ -155,7 +155,7 @@ def _set_rate(ready: NetworkReady, host: str, rate_bytes_s: int) -> None:
     burst = network_building.burst_bytes(rate_bytes_s)
     queue = int(rate_bytes_s * network_building.QUEUE_S) + burst
     places = [(ready.namespaces[host], "eth0")]
-    if not ready.is_switched_by_us:  # the bridge's sending to the host
+    if not ready.is_switched_by_us:  # also limits what the bridge sends to the host
         places.append((ready.switch, network_building.port_name(list(ready.namespaces).index(host))))
     for descriptor, name in places:
         _join(f"/proc/{ready.pid}/fd/{descriptor}", namespaces.CLONE_NEWNET)

@@ -1,4 +1,4 @@
-"""Recovery of damaged or deleted records of attempts from running processes.
+"""Recovery of damaged or deleted attempt records, by inspection of running processes.
 
 Where: `LocalEngine`, before it works on an attempt. An agent's output goes to `agent.log` of its host's folder, and the
 kernel shows the path behind a process's descriptor, even if the file has been deleted since: the path of `agent.log`
@@ -80,7 +80,7 @@ def find(folder: Path) -> AttemptRecord | None:
 
 
 def _has_hosts(folder: Path) -> bool:
-    """Whether agents were started below an attempt's folder, which requires a record; a cheap check."""
+    """Whether agents were started below an attempt's folder, so that it must have a record; a cheap check."""
     return next(folder.glob(f"*/{AGENT_LOG}"), None) is not None
 
 

@@ -80,7 +80,7 @@ class LocalFaults:
             await network_faults.partition(plan.pool_folder, host, up=up)
 
     async def connect_two(self, plan: LaunchPlan, hosts: tuple[str, str], *, up: bool) -> None:
-        """Cut two hosts off each other, or connect them again; raises EngineError.
+        """Cut two hosts off from each other, or connect them again; raises EngineError.
 
         Args: as `Faults.connect_two`.
         """

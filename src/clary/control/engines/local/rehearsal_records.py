@@ -1,4 +1,4 @@
-"""Records of the programs of a rehearsal, kept beyond their hosts.
+"""Records of the programs of a rehearsal, which are kept after their hosts are removed.
 
 Where: the engine keeps the files when it removes an attempt's hosts; a page of the service reads them. The program
 could have replaced them by any file or link: no link is followed, only plain files are touched, and their content is

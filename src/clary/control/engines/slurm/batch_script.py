@@ -1,4 +1,4 @@
-"""Writes the batch script of an allocation: one srun a host, so that one host can be ended alone. Pure.
+"""Writes the batch script of an allocation: one srun for each host, so that one host can be ended alone. Pure.
 
 Where: `submission` hands it to sbatch on standard input. The script contains no secret: a host authenticates with
 munge.
@@ -91,7 +91,7 @@ def batch_script(
     program = inspect.getsource(step_start)
     longest = max(len(payload), len(program.encode()))
     if longest > MAX_ARGUMENT_BYTES:
-        raise EngineError(f"the boot takes {longest} bytes; a step takes {MAX_ARGUMENT_BYTES} in one argument")
+        raise EngineError(f"the boot takes {longest} bytes; one argument of a step holds at most {MAX_ARGUMENT_BYTES}")
     return _SCRIPT.format(
         tag=tag,
         variables=" ".join(GPU_VARIABLES),

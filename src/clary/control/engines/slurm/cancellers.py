@@ -1,4 +1,4 @@
-"""Finds the user behind a cancelled job. Slurm 22.05 names the user in no list of jobs, but in two other places.
+"""Finds the user that cancelled a job. Slurm 22.05 names the user in no list of jobs, but in two other places.
 
 Where: `scheduler` calls it once for each cancelled job, only to name the user in messages. The accounting, if a cluster
 has one, knows the user (`sacct`: CANCELLED by 1000). Otherwise the controller's log does, if the service can read it.
@@ -20,7 +20,7 @@ _BY = re.compile(r"CANCELLED by ([0-9]{1,10})")
 
 
 async def canceller(programs: SlurmPrograms, leader_id: int, *, has_accounting: bool, log_path: str) -> str:
-    """Return the name of the user behind a cancelled job; empty if unknown.
+    """Return the name of the user that cancelled a job; empty if unknown.
 
     Args:
         programs: runs sacct.
@@ -39,13 +39,13 @@ async def canceller(programs: SlurmPrograms, leader_id: int, *, has_accounting: 
 
 
 def user_in_state(text: str) -> str:
-    """Return the user that states of sacct name."""
+    """Return the user named in a job state that sacct printed; empty if the state names no user."""
     match = _BY.search(text)
     return "" if match is None else _name(int(match[1]))
 
 
 def user_in_log(text: str, leader_id: int) -> str:
-    """Return the user whose request to kill a job a log names last."""
+    """Return the user whose request to kill a job is the last in a log; empty if there is no such request."""
     # A line must begin with its time: job names, which any user chooses, occur later in a line.
     pattern = (
         rf"^\[[0-9T:.-]+\] _slurm_rpc_kill_job: REQUEST_KILL_JOB JobId={leader_id}(?:\+[0-9]+\([0-9]+\))? uid ([0-9]+)"

@@ -1,8 +1,9 @@
 """Sorts nodes into kinds, and finds the options of sbatch that reach each kind. Pure.
 
 Where: `scheduler.capacity` shows the kinds, `submission` requests nodes of a kind. Settings come first: each table
-`[slurm."ml.x"]` makes kinds of the nodes that it selects; types with equal tables share their kinds. All other types
-have the nodes that the table "*" selects; without this table, the nodes of the default partition, as for sbatch itself.
+`[slurm."ml.x"]` sorts the nodes that it selects into kinds for this instance type; instance types with equal tables
+share their kinds. All other instance types use the nodes that the table "*" selects or, without this table, the nodes
+of the default partition, as sbatch itself does.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def kinds_of(nodes: Nodes, tables: Mapping[str, Options]) -> tuple[SlurmKind, ..
 
 
 def partitions_of(text: str, nodes: Nodes) -> tuple[str, ...]:
-    """Return the partitions of an option; without it, the default partition, or all partitions without a default."""
+    """Return the partitions that an option names; if it is empty, the default partition, or else all."""
     if text:
         return tuple(text.split(","))
     return (nodes.default_partition,) if nodes.default_partition else tuple(nodes.limits_s)

@@ -1,9 +1,10 @@
 """Keeps facts that Slurm reports only once, or never: steps that were seen, nodes of hosts, jobs that were ended.
 
 Where: `scheduler` passes each snapshot of the queue here; `views` reads it. Slurm forgets a step when it ends, takes a
-failed node out of its job's list, and shows a job that is being cancelled as completing. For each job that this service
-has ended, and each host that it has given up because its node did not end it, there is also a file: after a restart no
-user is blamed for their end, and hosts on other nodes are not taken for duplicates:
+failed node out of its job's list, and shows a job that is being cancelled as completing. There is also a file for each
+job that this service has ended, and for each host that it has given up because the node did not end the host's step.
+These files serve after a restart: no user is blamed for the end of such jobs, and replacement hosts on other nodes are
+not taken for duplicates:
 
     <folder>/ended/4711
     <folder>/ended/4711.1     host 1 of job 4711
@@ -47,7 +48,7 @@ class Memory:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / ENDED_FOLDER
         self._jobs: dict[int, JobMemory] = {}
-        self._ended: set[int] = set()  # ids of jobs, of heterogeneous ones the leader's
+        self._ended: set[int] = set()  # ids of jobs; for a heterogeneous job, the leader's id
         self._given_up: set[tuple[int, int]] = set()  # id of a job or component, host index
 
     def load(self) -> None:
@@ -89,12 +90,12 @@ class Memory:
                 (self._folder / f"{job_id}.{index}").unlink()
 
     def note_ended(self, leader_id: int) -> None:
-        """Note that this service is about to end a job."""
+        """Record that this service is about to end a job."""
         self._ended.add(leader_id)
         self._write(f"{leader_id}")
 
     def note_given_up(self, job_id: int, index: int) -> None:
-        """Note that a node did not end its host in time: the host counts as lost, though Slurm lists its step."""
+        """Record that a node did not end its host in time: the host counts as lost, though Slurm lists its step."""
         self._given_up.add((job_id, index))
         self._write(f"{job_id}.{index}")
 

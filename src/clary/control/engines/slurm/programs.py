@@ -1,4 +1,4 @@
-"""Runs the programs of Slurm and munge: lists of arguments, a deadline each, and an environment without secrets.
+"""Runs Slurm and munge programs, each with an argument list, a deadline and no secret in its environment.
 
 Where: all modules of this package that talk to the cluster. Variables of the service that are meant for these programs
 (SBATCH_PARTITION, SQUEUE_FORMAT) are not passed to them: only arguments control them.

@@ -1,4 +1,4 @@
-"""Checks the munge credential by which a boot proves itself: made by this user, over tag and index.
+"""Checks a boot's munge credential: this user must have made it, and it must hold the tag and the index.
 
 Where: `scheduler.why_not_proved`. munged decodes each credential once and refuses it a second time, so that a recorded
 credential cannot be sent again.

@@ -66,13 +66,13 @@ _log = logging.getLogger(__name__)
 
 
 class SlurmScheduler:
-    """A Slurm cluster as a source of hosts. Fills in `cluster.scheduler.ClusterScheduler`.
+    """A Slurm cluster as a source of hosts. Implements `cluster.scheduler.ClusterScheduler`.
 
     Args:
         tables: settings' `[slurm]`: instance type or "*" -> options.
         mark: identifies the jobs of this service; lower-case hexadecimal digits.
         folder: the scheduler's own folder in the state folder.
-        clock: measures waits and dates notices.
+        clock: measures waits and provides the times of notices.
         node_python: interpreter of the nodes, 3.10 or newer.
         node_scratch: scratch folder on the nodes; empty for the nodes' default.
         environment: variables of the service; only PATH, SLURM_CONF, HOME, USER and LOGNAME are used.
@@ -122,7 +122,8 @@ class SlurmScheduler:
         config = {match[1]: match[2].strip() for line in done.output.split("\n") if (match := _CONFIG_LINE.match(line))}
         if config.get("AuthType") != "auth/munge":
             raise EngineError(
-                f"the cluster has AuthType {config.get('AuthType')}; hosts prove themselves with auth/munge alone"
+                f"the cluster has AuthType {config.get('AuthType')}; hosts can prove their identity with "
+                "auth/munge only"
             )
         socket = _SOCKET.search(config.get("AuthInfo", ""))
         self._socket = socket[1] if socket is not None else ""
@@ -148,7 +149,7 @@ class SlurmScheduler:
         return [kind.shown for kind in kinds_of(snapshot.nodes, self._tables)]
 
     async def ask(self, order: AllocationOrder) -> None:
-        """Submit jobs for the hosts that no job holds: one job for all the first time, later one job for each host.
+        """Submit jobs for the hosts that no job holds: at first one job for all hosts, later one job for each host.
 
         Raises: EngineError; earlier requests stay.
         """
@@ -187,7 +188,7 @@ class SlurmScheduler:
         return {}
 
     async def end_host(self, tag: str, index: int) -> Ended:
-        """End one host's step, and its job if that has no other host.
+        """End one host's step, and its job if the job has no other host.
 
         If the node does not end it in time, the host counts as lost and `ask` gets another node for it. Slurm itself
         declares a node down only after SlurmdTimeout, 300 s by default. Raises: EngineError.
@@ -329,7 +330,8 @@ class SlurmScheduler:
     async def _cancel(self, jobs: Iterable[JobRow], snapshot: Snapshot) -> None:
         """Kill the steps of jobs, and cancel the jobs; the queue shows whether that worked.
 
-        Steps are killed one by one: SIGKILL to a whole job is sent as SIGTERM, and as SIGKILL only after KillWait.
+        Steps are killed one by one: Slurm sends SIGKILL for a whole job as SIGTERM first, and as SIGKILL only after
+            KillWait.
         """
         leaders = sorted({job.leader_id for job in jobs})
         for leader_id in leaders:

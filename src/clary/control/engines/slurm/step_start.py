@@ -1,4 +1,4 @@
-"""Program of each step: writes the boot of a host to its node and executes it in place of itself.
+"""Program of each Slurm step: writes the boot program of a host to its node, then executes it.
 
 Where: `batch_script` carries this file's text, and Slurm runs it as `python3 -I -c TEXT PAYLOAD INDEX` on the node. It
 needs only Python 3.10 and its standard library, and no other file of Clary. PAYLOAD is JSON, compressed, in base64. Any
@@ -24,7 +24,7 @@ EXIT_FAILED = 1
 
 
 def main(arguments: list[str]) -> int:
-    """Write the files and become the boot; returns an exit code only if that failed."""
+    """Write the files and replace this process with the boot; return an exit code only if that failed."""
     try:
         order = json.loads(zlib.decompress(base64.b64decode(arguments[0])))
         index = int(arguments[1])

@@ -126,7 +126,8 @@ def _arguments(
         "--no-kill",
         "--chdir=/",
         "--output=/dev/null",  # a folder missing on the node would fail the job: the script itself chooses one
-        "--export=ALL",  # sbatch has only a few variables (`programs`); with NONE nodes would run a login shell
+        # sbatch has only a few variables (see `programs`); with the value NONE, nodes would run a login shell
+        "--export=ALL",
         "--propagate=NONE",  # the node's own limits apply
     ]
     if partition := _partition(order, component, for_all):

@@ -43,7 +43,7 @@ def allocations_of(sight: Sight, *, remarks: Mapping[str, str]) -> dict[str, All
 
 
 def holder_of(sight: Sight, jobs: Iterable[JobRow], index: int) -> tuple[JobRow, Member | None] | None:
-    """Return the job that decides on a host, with its member; None as member while the host waits for a node.
+    """Return the job that represents a host, with its member; None as member while the host waits for a node.
 
     In order of preference: the oldest job with a step of the host; the youngest job that has or will have a node for
     it, which was submitted because the older jobs had lost the host; an ending job whose host is alive; the youngest of

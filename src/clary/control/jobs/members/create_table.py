@@ -45,7 +45,7 @@ CREATE_TRAINING_JOB = (
         "AlgorithmSpecification.AlgorithmName",
         "AlgorithmName is not supported: marketplace algorithms do not exist outside AWS. Use TrainingImage.",
     ),
-    honoured("AlgorithmSpecification.TrainingInputMode", "mode of channels that name none"),
+    honoured("AlgorithmSpecification.TrainingInputMode", "input mode of the channels that set none themselves"),
     honoured("AlgorithmSpecification.MetricDefinitions[].Name", "name of the metric"),
     honoured("AlgorithmSpecification.MetricDefinitions[].Regex", "looked for in every line of the log; must compile"),
     honoured("AlgorithmSpecification.EnableSageMakerMetricsTimeSeries", "series of all metrics are kept either way"),
@@ -59,7 +59,7 @@ CREATE_TRAINING_JOB = (
     ),
     honoured(
         "RoleArn",
-        "told back",
+        "returned by DescribeTrainingJob",
         warned(
             "RoleArn {value} has no effect: roles are not assumed here; what the job's programs may do is said by the "
             "setting job_api_access",
@@ -69,7 +69,13 @@ CREATE_TRAINING_JOB = (
     ),
     *CHANNELS,
     encryption("OutputDataConfig.KmsKeyId", "results are written to the object store as they are"),
-    honoured("OutputDataConfig.S3OutputPath", "results are stored below it; its bucket must be there, or is made"),
+    honoured(
+        "OutputDataConfig.S3OutputPath",
+        (
+            "results are stored below it; a missing bucket is created in the embedded object store, and "
+            "refused in any other store"
+        ),
+    ),
     honoured("OutputDataConfig.CompressionType", "GZIP: one archive; NONE: files as they are"),
     *RESOURCES,
     without_effect(
@@ -99,17 +105,20 @@ CREATE_TRAINING_JOB = (
     honoured("ExperimentConfig.ExperimentName", "must exist; the job's trial component belongs to it"),
     honoured("ExperimentConfig.TrialName", "must exist; the job's trial component belongs to it"),
     honoured("ExperimentConfig.TrialComponentDisplayName", "name that the trial component shows"),
-    honoured("ExperimentConfig.RunName", "must exist; told back"),
+    honoured("ExperimentConfig.RunName", "must exist; returned by DescribeTrainingJob"),
     *PROFILER,
     honoured("Environment", "environment of the program"),
     honoured(
         "RetryStrategy.MaximumRetryAttempts",
-        "how often the job is tried again after a fault that is not its own; not where the machine lacks uv or the "
-        "interpreter, which no repetition brings",
+        (
+            "number of times that the job is tried again after a fault that is not its own; no retry if "
+            "the machine lacks uv or the interpreter, since a retry cannot supply them"
+        ),
     ),
     *REMOTE_DEBUG,
     honoured(
-        "InfraCheckConfig.EnableInfraCheck", "whether hosts and links are checked, whatever setting health_checks"
+        "InfraCheckConfig.EnableInfraCheck",
+        "whether hosts and links are checked, whatever the setting health_checks says",
     ),
     without_effect(
         "SessionChainingConfig.EnableSessionTagChaining",

@@ -70,7 +70,9 @@ CHANNELS = (
         "channel {item}: HubAccessConfig has no effect: there are no hubs here, and S3Uri is read as it is",
     ),
     honoured("InputDataConfig[].DataSource.FileSystemDataSource.FileSystemId", "a folder that settings name"),
-    honoured("InputDataConfig[].DataSource.FileSystemDataSource.FileSystemAccessMode", "ro, or rw where settings let"),
+    honoured(
+        "InputDataConfig[].DataSource.FileSystemDataSource.FileSystemAccessMode", "ro, or rw where settings allow it"
+    ),
     honoured(
         "InputDataConfig[].DataSource.FileSystemDataSource.FileSystemType",
         "FSxLustre: the first part of DirectoryPath is the mount name",

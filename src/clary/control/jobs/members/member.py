@@ -26,7 +26,7 @@ class Site:
     """Facts of this service that rules need."""
 
     account_id: str = "000000000000"
-    machine_is_trusted: bool = False  # setting of that name: if true, encryption is warned of, not refused
+    machine_is_trusted: bool = False  # the setting: if true, requested encryption is a warning, no refusal
     free_disk_bytes: int | None = None  # free space of the disk that hosts write to; None if unknown
     place: Place = HERE
     has_host_networks: bool = True  # whether each job has a network of its own, which its programs can not leave

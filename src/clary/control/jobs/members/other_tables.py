@@ -1,7 +1,7 @@
 """Treatment of each member of the requests that change, end, list and search jobs.
 
-Where: as `create_table`. Answers of lists and searches have no place for a warning: their members are honoured or
-refused.
+Where: the same uses as `create_table`. The answers to lists and searches have no place for a warning: each member of
+these requests is honoured or refused.
 Source: UpdateTrainingJob, StopTrainingJob, DeleteTrainingJob, ListTrainingJobs, Search (AWS API reference).
 """
 
@@ -21,12 +21,12 @@ UPDATE_TRAINING_JOB = (
 )
 LIST_TRAINING_JOBS = (
     honoured("NextToken", "the next page"),
-    honoured("MaxResults", "jobs of a page; 10 unless said"),
+    honoured("MaxResults", "maximum number of jobs on a page; 10 by default"),
     honoured("CreationTimeAfter", "jobs created later"),
     honoured("CreationTimeBefore", "jobs created earlier"),
     honoured("LastModifiedTimeAfter", "jobs changed later"),
     honoured("LastModifiedTimeBefore", "jobs changed earlier"),
-    honoured("NameContains", "jobs whose names hold it"),
+    honoured("NameContains", "jobs whose names contain it"),
     honoured("StatusEquals", "jobs in that status; no job is ever Deleting"),
     honoured("SortBy", "Name, CreationTime or Status"),
     honoured("SortOrder", "Ascending or Descending"),
@@ -34,25 +34,30 @@ LIST_TRAINING_JOBS = (
     honoured("TrainingPlanArnEquals", "nothing: no job has the capacity of a training plan"),
 )
 _FILTERS = (
-    honoured("SearchExpression.Filters[].Name", "a property of the resource, in whatever case; others are refused"),
-    honoured("SearchExpression.Filters[].Operator", "how it is compared; Equals unless said"),
+    honoured(
+        "SearchExpression.Filters[].Name",
+        "a property of the resource, in upper or lower case; unknown properties are refused",
+    ),
+    honoured("SearchExpression.Filters[].Operator", "how it is compared; Equals by default"),
     honoured("SearchExpression.Filters[].Value", "with what"),
 )
 SEARCH = (
     honoured(
         "Resource",
-        "TrainingJob, HyperParameterTuningJob, Experiment, ExperimentTrial, ExperimentTrialComponent; of others "
-        "there is nothing",
+        (
+            "TrainingJob, HyperParameterTuningJob, Experiment, ExperimentTrial, "
+            "ExperimentTrialComponent; a search for any other resource finds nothing"
+        ),
     ),
     *_FILTERS,
     honoured("SearchExpression.NestedFilters[].NestedPropertyName", "a list whose members are looked at one by one"),
-    honoured("SearchExpression.NestedFilters[].Filters", "filters that one member must fit, all of them"),
+    honoured("SearchExpression.NestedFilters[].Filters", "filters that must all match the same member of the list"),
     honoured("SearchExpression.SubExpressions", "expressions inside of expressions"),
     honoured("SearchExpression.Operator", "And or Or"),
-    honoured("SortBy", "a property of the resource; LastModifiedTime unless said"),
+    honoured("SortBy", "a property of the resource; LastModifiedTime by default"),
     honoured("SortOrder", "Ascending or Descending"),
     honoured("NextToken", "the next page"),
-    honoured("MaxResults", "records of a page; 10 unless said"),
+    honoured("MaxResults", "maximum number of records on a page; 10 by default"),
     honoured("CrossAccountFilterOption", "CrossAccount: nothing, there is one account"),
     honoured("VisibilityConditions", "Tags.<key>: records with that tag and another value are left out"),
 )

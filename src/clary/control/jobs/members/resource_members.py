@@ -21,7 +21,7 @@ RESOURCES = (
     honoured("ResourceConfig.InstanceCount", "hosts of the job"),
     honoured(
         "ResourceConfig.VolumeSizeInGB",
-        "told back; hosts share the disk of the machine that they are on",
+        "returned by DescribeTrainingJob; hosts share the disk of the machine that they are on",
         warned(
             "VolumeSizeInGB {value}: no disk is set aside for it: hosts share this machine's disk, which has less free",
             when="more than the machine's disk has free; with engines slurm and boxes nobody knows",

@@ -33,13 +33,15 @@ TOLD: Mapping[str, Any] = {
     "EnableManagedSpotTraining": False,
 }
 
-_FILLED_ON_HOSTS = "the real service tells it as it was sent; the file below /opt/ml/input/config has it"
-_NO_FILES = "the real service tells it as it was sent; rules write no files here"
+_FILLED_ON_HOSTS = (
+    "returned as it was sent, as by the real service; the file below /opt/ml/input/config has the default"
+)
+_NO_FILES = "returned as it was sent, as by the real service; rules write no files here"
 # Documented defaults that are not filled in, or filled in elsewhere, with the reason.
 TOLD_OTHERWISE: Mapping[str, str] = {
     "CheckpointConfig.LocalPath": _FILLED_ON_HOSTS,
     "DebugHookConfig.LocalPath": _FILLED_ON_HOSTS,
-    "TensorBoardOutputConfig.LocalPath": "told as it was sent, as those of checkpoints and tensors are",
+    "TensorBoardOutputConfig.LocalPath": "returned as it was sent, like the LocalPath of checkpoints and tensors",
     "DebugRuleConfigurations[].LocalPath": _NO_FILES,
     "ProfilerRuleConfigurations[].LocalPath": _NO_FILES,
     "ProfilerConfig.ProfilingIntervalInMilliseconds": (

@@ -41,7 +41,7 @@ def check(request: Mapping[str, Any]) -> None:
     configs = request.get("DebugRuleConfigurations") or ()
     doubled = [name for name, n in Counter(item["RuleConfigurationName"] for item in configs).items() if n > 1]
     if doubled:
-        raise _refusal(f"Rule configuration names must be unique; {doubled[0]!r} stands twice.")
+        raise _refusal(f"Rule configuration names must be unique; {doubled[0]!r} occurs twice.")
     for item in configs:
         name, parameters = item["RuleConfigurationName"], item.get("RuleParameters") or {}
         uri = parameters.get("source_s3_uri")
@@ -121,7 +121,7 @@ def _plan(config: Mapping[str, Any]) -> RulePlan:
 
 
 def mirror_plans(request: Mapping[str, Any], documents: Mapping[str, Any], *, job_name: str) -> tuple[MirrorPlan, ...]:
-    """Return the folders that reach S3 while the program runs.
+    """Return the plans of the folders that are mirrored to S3 while the program runs.
 
     Args:
         documents: file stem -> document, as programs find them below /opt/ml/input/config; they contain LocalPath.

@@ -21,7 +21,7 @@ from clary.control.jobs.training_job import RuleEvaluation, RuleKind, TrainingJo
 
 STOP_TRAINING = "stoptraining"
 UNSENDABLE = ("email", "sms")  # actions that need Amazon SNS
-STALLED_RULE = "StalledTrainingRule"  # this rule has a parameter of its own for this action
+STALLED_RULE = "StalledTrainingRule"  # this rule has its own parameter for `stoptraining`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ def _parse(text: str) -> list[Action]:
         try:
             document = json.loads(text.replace('\\"', '"'))
         except ValueError as error:
-            raise ValueError(f"action_json is no JSON: {error}") from error
+            raise ValueError(f"action_json is not valid JSON: {error}") from error
     items = document if isinstance(document, list) else [document]
     for item in items:
         if not isinstance(item, dict) or not isinstance(item.get("name"), str):

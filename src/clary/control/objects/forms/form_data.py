@@ -2,8 +2,8 @@
 
 Where: `front` parses forms before the caller is verified, so all parts before the file are bounded. Pure except for the
 stream.
-Source: RFC 7578; Amazon S3 API reference, "POST Object": fields before the file have 20 KB, fields after it are
-ignored.
+Source: RFC 7578; Amazon S3 API reference, "POST Object": fields before the file may have 20 KB in all, fields after it
+are ignored.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class FormReader:
             # If a field occurred twice, one value might be checked and the other used.
             if part.name in fields or len(fields) == MAX_FIELDS:
                 raise WireError(
-                    "InvalidArgument", f"The form's field {part.name[:80]!r} comes twice, or is one too many."
+                    "InvalidArgument",
+                    f"The form's field {part.name[:80]!r} occurs twice, or the form has too many fields.",
                 )
             fields[part.name] = _text(await self._take_until(self._delimiter))
 

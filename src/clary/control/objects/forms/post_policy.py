@@ -124,7 +124,7 @@ def _conditions(item: Any, number: int) -> list[Condition]:
         operator = _word(item[0])
         if operator in ("eq", "starts-with"):
             return [Condition(operator == "starts-with", item[1][1:].lower(), _value(item[2]))]
-    raise _invalid(f"condition {number} is none that S3 knows")
+    raise _invalid(f"condition {number} is not one that S3 knows")
 
 
 def _range(item: list[Any]) -> tuple[int, int]:
@@ -132,14 +132,14 @@ def _range(item: list[Any]) -> tuple[int, int]:
         low, high = _size(item[1]), _size(item[2])
         if low <= high:
             return low, high
-    raise _invalid("content-length-range has a least and a largest number of bytes")
+    raise _invalid("content-length-range needs a minimum and a maximum number of bytes")
 
 
 def _size(value: Any) -> int:
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS:
         return int(text)
-    raise _invalid("content-length-range has two whole numbers of bytes")
+    raise _invalid("content-length-range needs two whole numbers of bytes")
 
 
 def _value(value: Any) -> str:

@@ -17,7 +17,7 @@ from clary.control.series.queries import Point
 
 WIDTH, HEIGHT = 330, 112
 LEFT, RIGHT, TOP, BOTTOM = 34, 6, 6, 18
-MOST_POINTS = 240  # of a line; a screen has no columns for more
+MOST_POINTS = 240  # points per line; a screen has no columns for more
 STRIP_COLUMNS = 96
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 _S_PER_MINUTE, _S_PER_HOUR = 60, 3600
@@ -34,7 +34,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """The time that charts show, and the program's begin and end; milliseconds since 1970."""
+    """The time that charts show, and the program's start and end; milliseconds since 1970."""
 
     start_ms: int
     end_ms: int
@@ -185,7 +185,7 @@ def key_of(names: Sequence[str]) -> str:
 
 
 def thinned(points: Sequence[Point], span: Span, most: int = MOST_POINTS) -> list[Point]:
-    """Return at most `most` points of a span, merged by column of the picture; values not finite are omitted."""
+    """Return at most `most` points of a span, merged by column of the picture; non-finite values are omitted."""
     columns: dict[int, Point] = {}
     for point in points:
         values = (point.least, point.greatest, point.mean)

@@ -195,7 +195,7 @@ def span_of(facts: ReportFacts, measurements: Measurements) -> Span:
     moments = [point.at_ms for points in measurements.series.values() for point in (points[0], points[-1]) if points]
     start_ms = min(moments, default=int(facts.created_at.timestamp() * MS_PER_S))
     end_ms = max(start_ms + 1, max(moments, default=0))
-    marks = [moment for run in measurements.runs_ms.values() for moment in run]  # begin and end of each attempt
+    marks = [moment for run in measurements.runs_ms.values() for moment in run]  # start and end of each attempt
     if len(marks) > MOST_MARKS:
         marks = [marks[0], marks[-1]]
     return Span(start_ms=start_ms, end_ms=end_ms, marks_ms=marks)

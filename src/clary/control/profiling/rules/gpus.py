@@ -12,7 +12,9 @@ from clary.control.profiling.quantiles import after_patience, mean_of, num_rows,
 from clary.control.profiling.rule import NO_GPU, PERCENTAGE, POSITIVE, ProfilerRule, Verdict, not_judged, too_short
 from clary.control.series.queries import Point
 
-MOST_OF = 0.5  # share of a GPU's windows; SageMaker's rule fires at one window, even for a checkpoint's pause
+# share of a GPU's windows with a fault above which a rule fires; SageMaker's rule fires at one window, even for a
+# checkpoint's pause
+MOST_OF = 0.5
 LEAST_BUSY = 10.0  # percent: GPUs that are all below it are idle, not unbalanced
 _BINS = 20
 _P5, _P95 = 0.05, 0.95
@@ -21,10 +23,10 @@ Judged = Callable[[Scope, Sequence[Point]], str]  # returns a sentence on the fa
 
 @dataclass(frozen=True, kw_only=True)
 class LowGPUUtilization(ProfilerRule):
-    """A GPU has little to do, or again and again nothing.
+    """A GPU has little to do, or repeatedly has nothing to do.
 
-    Formula: of most windows of a GPU the 95th percentile is below threshold_p95, or it is not and the 5th percentile is
-    below threshold_p5.
+    Formula: in most windows of a GPU, the 95th percentile is below threshold_p95, or it is not but the 5th percentile
+    is below threshold_p5.
 
     Args:
         threshold_p95: percent of utilisation that the busiest rows of a window should reach.
@@ -60,8 +62,8 @@ class LowGPUUtilization(ProfilerRule):
 class BatchSize(ProfilerRule):
     """Processors, GPU and GPU memory all have room: the batch may be too small.
 
-    Formula: of most windows of a GPU the 95th percentiles of the host's CPU, of its utilisation and of its memory are
-    all below their thresholds.
+    Formula: in most windows of a GPU, the 95th percentiles of the host's CPU, of the GPU's utilisation and of the GPU's
+    memory are all below their thresholds.
 
     Args:
         cpu_threshold_p95: percent of the host's processors.
@@ -108,7 +110,7 @@ class BatchSize(ProfilerRule):
 class GPUMemoryIncrease(ProfilerRule):
     """Memory of a GPU jumps up while the program trains.
 
-    Formula: mean of a window of memory percent - mean of the window before > increase.
+    Formula: mean of a window of memory percent - mean of the previous window > increase.
 
     Args:
         increase: percent of the GPU's memory.
@@ -167,8 +169,8 @@ class LoadBalancing(ProfilerRule):
     """One GPU of the job works much less than another.
 
     Formula: distance between the histograms of utilisation of two GPUs (the area between their distributions, in
-    percent of utilisation) / mean utilisation of the busier > threshold. GPUs below 10 % are not compared with each
-    other.
+    percent of utilisation) / mean utilisation of the busier > threshold. GPUs below 10 % utilisation are not compared
+    with each other.
 
     Args:
         threshold: share of the busier GPU's work, 0 to 1.
@@ -253,7 +255,7 @@ def _judged_windows(measurements: Measurements, speaks_against: Judged, *, windo
 
 
 def _distribution(points: Sequence[Point]) -> list[float]:
-    """Return the share of rows up to each of `_BINS` limits of percent."""
+    """Return the cumulative distribution: the share of rows up to each of `_BINS` limits of utilisation."""
     total = sum(point.count for point in points)
     counts = [0.0] * _BINS
     for point in points:

@@ -27,8 +27,8 @@ _S_PER_MINUTE = 60
 class StepOutlier(ProfilerRule):
     """Single steps take far longer than the others.
 
-    Formula: more than n_outliers rows of a rank whose longest step > mean + stddev * standard deviation and
-    > 2 * median; the deviation of steps is that of the rows' means * sqrt(steps a row).
+    Formula: more than n_outliers rows of a rank have a longest step > mean + stddev * standard deviation and > 2 *
+    median; the standard deviation of steps is that of the rows' means * sqrt(steps per row).
 
     Args:
         stddev: factor of the standard deviation.
@@ -132,7 +132,7 @@ class MaxInitializationTime(ProfilerRule):
 class Dataloader(ProfilerRule):
     """The number of data loading processes does not fit the processors.
 
-    Formula: workers = processes of all ranks of a host beside the ranks themselves. Too few: 100 * workers /
+    Formula: workers = processes of all ranks of a host, not counting the ranks themselves. Too few: 100 * workers /
     processors < min_threshold while ranks wait for data for more than a tenth of a step. Too many: 100 * workers /
     processors > max_threshold while the processors are 90 % busy.
 
@@ -196,7 +196,7 @@ class Dataloader(ProfilerRule):
 
 
 def _wait_share(measurements: Measurements, host: str) -> float | None:
-    """Return the greatest share of a step that a rank of a host waits for data; None if not measured."""
+    """Return the greatest share of a step that any rank of a host spends waiting for data; None if not measured."""
     shares = []
     for rank in measurements.scopes("rank", "data_wait_s"):
         waits, steps = measurements.of(rank, "data_wait_s"), measurements.of(rank, "step_s")
@@ -216,7 +216,7 @@ def _steps_per_point(measurements: Measurements, rank: Scope, points: Sequence[P
 
 
 def _num_beyond(points: Sequence[Point], limit: float) -> int:
-    """Return the rows beyond a limit: all rows of a point if its mean is beyond, one if only its greatest value is."""
+    """Return the number of rows beyond a limit: all rows of a point if its mean is, 1 if only its maximum is."""
     return sum(
         round(point.count) if point.mean > limit else 1 for point in points if max(point.mean, point.greatest) > limit
     )

@@ -17,7 +17,7 @@ MIB = 1024 * 1024
 class OverallSystemUsage(ProfilerRule):
     """Says how processors, memory, disk, network and GPUs of each host are used; never fires.
 
-    Formula: least, 5th, 50th and 95th percentile, greatest and mean of each.
+    Formula: minimum, 5th, 50th and 95th percentile, maximum and mean of each resource's usage.
 
     Args:
         scan_interval_us: microseconds between evaluations.

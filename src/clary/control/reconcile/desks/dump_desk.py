@@ -1,6 +1,6 @@
 """Requests for dumps of jobs' processes, and the answers.
 
-Where: the agent gateway passes requests to agents and their answers back; the page `dump` of a job reads it.
+Where: the agent gateway passes requests to agents and their answers back; the page `dump` of a job reads the answers.
 The newest `NUM_KEPT` dumps of each job are in the database: the request, and one document per host.
 """
 
@@ -112,7 +112,7 @@ class DumpDesk:
         return await asyncio.to_thread(_built, await self._documents.read(job_name, number))
 
     def waited_s(self, job: TrainingJob, request: DumpRequest) -> float:
-        """Return the seconds since the attempt's newest request; infinity for an older request."""
+        """Return the seconds since the attempt's newest request; infinity if `request` is not the newest."""
         asked_s, newest = self._wanted.get((job.name, job.attempt), (0.0, None))
         if newest is None or newest.number != request.number:
             return math.inf

@@ -1,7 +1,7 @@
 """Requests for profiles of jobs' ranks, and the answers.
 
-Where: the agent gateway passes requests to agents and their answers back; `profile_keeping` has complete profiles
-summarised; the page `profile` of a job reads them. The newest `NUM_KEPT` profiles of each job are kept. The database
+Where: the agent gateway passes requests to agents and their answers back; `profile_keeping` summarises complete
+profiles; the page `profile` of a job reads them. The newest `NUM_KEPT` profiles of each job are kept. The database
 contains the request (KeptRequest), one HostProfile per host, and the summary. Traces are files, because a trace may
 have hundreds of megabytes.
 
@@ -86,11 +86,11 @@ class ProfileDesk:
     ) -> KeptRequest:
         """Request a profile of a job's ranks; each host gets the request in the answer to its next report.
 
-        An equal request while a profile is being taken returns the present request.
+        While a profile is being taken, an equal request returns the existing request.
 
         Args:
-            waits: whether the profile waits without a limit for its first step or start time; else at most
-                `MAX_WAIT_S`.
+            waits: whether the profile waits without a limit for its first step or start time; otherwise it waits at
+                most `MAX_WAIT_S`.
         Raises: WireError while a different profile is being taken; JobNotFound for a job that was deleted.
         """
         async with self._asking:
@@ -286,7 +286,7 @@ class ProfileDesk:
         return request
 
     def _own_request(self, job: TrainingJob) -> KeptRequest | None:
-        """Return the request by ProfilerConfig, valid from the attempt's beginning; None if it names no window."""
+        """Return the request made by ProfilerConfig, valid from the attempt's beginning; None if it names no window."""
         config = ((job.plan or {}).get("config_documents") or {}).get("profilerconfig")
         window = window_of(config)
         if window is None:
@@ -332,7 +332,9 @@ def _add(piece: bytes, draft: Path, *, offset: int, name: str) -> None:
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as file:
         size = os.fstat(file.fileno()).st_size
         if offset > size:
-            raise WireError("ValidationException", f"the trace goes on at {size}, and not at {offset}")
+            raise WireError(
+                "ValidationException", f"the stored trace has {size} bytes, so its next part cannot start at {offset}"
+            )
         file.truncate(offset)
         file.seek(offset)
         file.write(piece)

@@ -1,4 +1,4 @@
-"""Has complete profiles summarised, and stores them below ProfilerConfig's S3OutputPath.
+"""Summarises complete profiles, and stores them below ProfilerConfig's S3OutputPath.
 
 Where: the server runs it as a task. A separate process reads the traces, one profile at a time.
 """
@@ -56,7 +56,7 @@ class ObjectWriter(Protocol):
 async def keep_profiles(
     desk: ProfileDesk, hub: JobHub, stored_job: FindJob, objects: ObjectWriter, *, interval_s: float = LOOK_S
 ) -> None:
-    """Summarise and store profiles as they become ready, until cancelled; sleep without jobs and open profiles.
+    """Summarise and store profiles as they become ready, until cancelled; sleep if no job or profile is open.
 
     Profiles are requested while their job has hosts, so without jobs and open profiles there is no work.
 

@@ -5,8 +5,8 @@ Where: the page `rehearsals` of a job starts and cancels them; the server begins
 [Note: who runs a rehearsal]
 A separate process runs `clary rehearse`, the same command that the page shows. Its input may contain regular
 expressions that never finish and logs of any length, which must not block the service. The command needs the service,
-so it can not outlive it: without answers it exits, and the next service ends the process of an earlier service. The
-service knows the names of both jobs beforehand, so it stops them after any end of the process.
+so the command cannot outlive it: it exits if the service does not answer, and a new service ends the process that an
+earlier service started. The service knows the names of both jobs beforehand, so it stops them however the process ends.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class RehearsalDesk:
     Args:
         shelf: keeps the rehearsals.
         home: the service's state folder, where the command finds the service.
-        grace_s: grace of programs of stopped jobs, in seconds.
+        grace_s: time in seconds that programs get to exit when their job is stopped.
         command: command line that runs `clary`.
     """
 
@@ -120,7 +120,9 @@ class RehearsalDesk:
         Raises: WireError while a rehearsal of this job, or `MAX_RUNNING` rehearsals, run.
         """
         if self._is_leaving:
-            raise WireError("ServiceUnavailable", "the service is leaving: try again when it is back", http_status=503)
+            raise WireError(
+                "ServiceUnavailable", "the service is shutting down: try again when it is back", http_status=503
+            )
         running = next((kept for kept in self.of(job_name) if not kept.is_over), None)
         if running is not None:
             raise WireError(
@@ -240,7 +242,8 @@ class RehearsalDesk:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,
-                cwd=folder,  # here no file has the name of a job, which the command would read as a request
+                # no file in this folder has the name of a job: the command would read such a file as the request
+                cwd=folder,
                 # The command prints programs' output, which may have any encoding, whatever the locale of the service.
                 env={**os.environ, "CLARY_HOME": str(self.home), "PYTHONIOENCODING": "utf-8:backslashreplace"},
                 start_new_session=True,

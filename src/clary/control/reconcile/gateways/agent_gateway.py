@@ -1,6 +1,7 @@
 """The service's side of the agent protocol.
 
-Where: `server.route_table` calls this; it sends facts to the hub as events, and reads orders from the job record.
+Where: `server.route_table` calls this module, which sends facts to the hub as events and reads orders from the job
+record.
 """
 
 from __future__ import annotations
@@ -119,8 +120,8 @@ class AgentGateway:
         """Return host -> last time when its reports prove that it worked; hosts without a report are omitted.
 
         A blocked service may have received a report late, so one interval of reports is subtracted from each time.
-        Unlike `silent_s`, this makes no other allowance for blocked time. The times are computed by the present wall
-        clock, like the times of hosts' errors, even if the clock was set after the report.
+        Unlike `silent_s`, this makes no other allowance for blocked time. The times are computed with the present wall
+        clock, like the times of hosts' errors, even if the wall clock was changed after the report.
         """
         now, now_s = self._clock.now(), self._clock.monotonic()
         signs_s = self._signs_s.get((job.name, job.attempt), {})
@@ -173,8 +174,7 @@ class AgentGateway:
         """Forget an attempt whose hosts have ended: its signs of life, log positions and checkpoint lags."""
         self._heard_s.pop((job.name, job.attempt), None)
         self._signs_s.pop((job.name, job.attempt), None)
-        # A report that arrived after the `forget` of another attempt, but before its recorded release, added its keys
-        # again.
+        # Keys of another attempt come back if its report arrives after its `forget` but before its release is recorded.
         for table in (self._heard_s, self._signs_s):
             for name, attempt in list(table):
                 live = self._hub.live_job(name)
@@ -229,8 +229,9 @@ class AgentGateway:
         record = job.hosts[host]
         was_told = record.order is not None and record.order.kind is OrderKind.RELEASE
         if report.facts.phase is HostPhase.RELEASED and not was_told:
-            # A released host owes no results and its silence is ignored: without an order, the job would never end.
-            raise WireError("ValidationException", f"{host} was not told to leave: it is released by an order alone")
+            # A released host owes no results, and its silence is ignored: if hosts could release themselves without an
+            # order, the job would never end.
+            raise WireError("ValidationException", f"{host} was not told to leave: a host is released only by an order")
         self._signs_s.setdefault((job.name, job.attempt), {})[host] = self._clock.monotonic()
         self._hear(job, host)
         if report.facts != record.facts and report.number > record.report_number:
@@ -304,7 +305,7 @@ class AgentGateway:
         self._expects_hosts.set()
 
     async def next_order(self, job: TrainingJob, host: str, *, after: int, wait_s: float) -> Order:
-        """Return the host's order as soon as it is newer than `after`, or after `wait_s` the present order.
+        """Return the host's order once it is newer than `after`, or the present order when `wait_s` is over.
 
         Args:
             job: the job returned by `authorize`.

@@ -1,7 +1,7 @@
 """Metrics of a batch of lines: new metrics, and metrics of a repeated batch that were never stored. Pure.
 
-Where: `agent_gateway` stores lines first and their metrics after that. A service that is killed in between finds the
-lines stored when it starts again, but not always their metrics. It looks up each metric in the time series: a repeated
+Where: `agent_gateway` stores lines first and their metrics after that. If a service is killed in between, the next
+service finds the lines stored, but not always their metrics. It looks up each metric in the time series: a repeated
 batch has the same times, values and steps.
 """
 

@@ -27,7 +27,7 @@ class Claims(Protocol):
     """The part of an engine's enrolments that identifies the agents of nodes."""
 
     def claim_of(self, tag: str, index: int) -> str:
-        """Return the digest of the claim that holds a host number; empty if the number is free."""
+        """Return the digest of the claim of the boot that has a host number; empty if the number is free."""
 
     def given_up(self, tag: str) -> frozenset[str]:
         """Return the digests of claims whose nodes a pool has given up."""

@@ -36,7 +36,7 @@ from clary.control.store.training_pictures import Picture
 
 MAX_FILE_CHARACTERS = 4096
 STATUS_BURST = 20.0  # burst of requests of one host's program
-STATUS_PER_S = 1.0  # average rate of requests; transformers sends one in five seconds
+STATUS_PER_S = 1.0  # average rate of requests; transformers sends one every five seconds
 MAX_SPOKEN_NAMES = 1_000  # metric names of one host's program; further names are dropped
 MAX_STATUS_BYTES = 64 * 1024
 _MOST = 2**63  # above the largest BIGINT
@@ -177,7 +177,9 @@ class TrainingGateway:
         speaker.left = min(STATUS_BURST, speaker.left + (now_s - speaker.at_s) * STATUS_PER_S)
         speaker.at_s = now_s
         if speaker.left < 1:
-            raise WireError("ThrottlingException", f"more than {STATUS_PER_S:g} status a second", http_status=429)
+            raise WireError(
+                "ThrottlingException", f"more than {STATUS_PER_S:g} status reports per second", http_status=429
+            )
         speaker.left -= 1
         return speaker
 

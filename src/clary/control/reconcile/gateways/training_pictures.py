@@ -22,7 +22,7 @@ _ROW_NUMBERS = 3  # left, right, count
 
 
 def picture_of(finding: Finding, at: datetime) -> Picture:
-    """Return the picture of a finding; without its bytes unless they are an image that may be shown.
+    """Return the picture of a finding; the bytes of an image are omitted unless it may be shown.
 
     Raises: WireError 400 for a picture that no agent sends.
     """

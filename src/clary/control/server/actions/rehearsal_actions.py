@@ -45,7 +45,7 @@ class Faults(Protocol):
         """Kill the processes of one rank."""
 
     async def connect(self, plan: LaunchPlan, hosts: Sequence[str], *, up: bool) -> None:
-        """Cut hosts off their job's network, or connect them again.
+        """Disconnect hosts from their job's network, or connect them again.
 
         Args:
             plan: plan of the running attempt.
@@ -118,7 +118,9 @@ class RehearsalActions:
             raise WireError("ValidationException", f"{kind}: {refusal}")
         is_training = any(record.facts.phase is HostPhase.RUNNING for record in job.hosts.values())
         if job.plan is None or job.is_terminal or job.ending is not None or not is_training:
-            raise WireError("ValidationException", f"{job.name} trains nothing now; it is {job.secondary_status.value}")
+            raise WireError(
+                "ValidationException", f"{job.name} is not training now; it is {job.secondary_status.value}"
+            )
         plan = from_plain(LaunchPlan, job.plan)
         try:
             if kind == "kill-rank":
@@ -154,7 +156,7 @@ def _require_rehearsal(job: TrainingJob, what: str) -> None:
     if not is_rehearsal(job.request):
         raise WireError(
             "AccessDenied",
-            f"{job.name} is no rehearsal and {what}; make one of it with: clary rehearse {job.name}",
+            f"{job.name} is not a rehearsal and {what}; create a rehearsal of it with: clary rehearse {job.name}",
             http_status=403,
         )
 
@@ -162,7 +164,9 @@ def _require_rehearsal(job: TrainingJob, what: str) -> None:
 def _hosts(job: TrainingJob, body: dict[str, Any]) -> list[str]:
     hosts = body.get("hosts")
     if not isinstance(hosts, list) or not hosts:
-        raise WireError("ValidationException", f"expected hosts, some of {', '.join(job.hosts)}, got {str(hosts)[:80]}")
+        raise WireError(
+            "ValidationException", f"expected a list of hosts from {', '.join(job.hosts)}, got {str(hosts)[:80]}"
+        )
     unknown = [str(host)[:80] for host in hosts if host not in job.hosts]
     if unknown:
         message = f"{job.name} has no host {', '.join(unknown)}; it has {', '.join(job.hosts)}"

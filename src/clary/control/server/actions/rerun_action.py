@@ -60,7 +60,7 @@ def _checked(body: Any) -> Mapping[str, Any]:
     for member in ("hyperparameters", "environment"):
         pairs = body.get(member)
         if pairs is not None and not _is_texts(pairs):
-            raise WireError("ValidationException", f"{member} must be an object of texts")
+            raise WireError("ValidationException", f"{member} must be an object whose values are strings")
     for member, kind in (("name", str), ("instance_type", str), ("instance_count", int)):
         value = body.get(member)
         if value is not None and type(value) is not kind:

@@ -24,7 +24,7 @@ class Acceptor:
 
     Args:
         serve: serves a connection, given its reader and writer, and closes the writer.
-        limit: most bytes that a reader buffers.
+        limit: maximum number of bytes that a reader buffers.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Identification of people: by token from the command line, or by the console's cookie from a browser.
 
-Where: `authorization` calls it for each request to a route of the owner. Token and cookie permit the same pages; pages
-do not handle cookies.
+Where: `authorization` calls it for each request to a route of the owner. Token and cookie permit the same pages; the
+code of the pages does not handle cookies.
 
 Browsers also send cookies with requests caused by other sites. So a change (any method but GET and HEAD) needs two
 proofs that a page of another origin can not give: the session's CSRF value in a header, and the service's own origin.
@@ -65,7 +65,7 @@ class Access:
     def require_token(self, request: HttpRequest) -> None:
         """Raise WireError 403 unless a request has the admin token."""
         if not hmac.compare_digest(bearer_token(request).encode(), self._admin_token.encode()):
-            raise WireError("AccessDenied", "the token does not open this service", http_status=403)
+            raise WireError("AccessDenied", "this service does not accept the token", http_status=403)
 
 
 def require_csrf(request: HttpRequest, session: Session) -> None:

@@ -69,7 +69,7 @@ def error_answer(request: ListenerRequest, status: int, code: str, message: str)
     """Return an error with this status, code and message.
 
     Args:
-        request: contains the answer's id; the connection is closed if its body was not read to the end.
+        request: contains the answer's id; the connection is closed if the request's body was not read to the end.
         status: HTTP status.
         code: name of the error, as in AWS's services.
         message: text for users.

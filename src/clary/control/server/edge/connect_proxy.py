@@ -13,9 +13,10 @@ through their relay. It answers CONNECT, and requests with an http:// URL:
 and the connection uses a checked address. The proxy refuses a target without testing whether a server listens there, so
 neither the text nor the time of the answer reveals that.
 
-[Note: clients prove nothing] A client of a proxy shows no key. So another user of the machine could occupy all places
-with tunnels as long as these may idle. Connections of root and of the service's own user, relays of jobs included, keep
-their places; connections of other users get the remaining places and are evicted for new ones, the oldest first.
+[Note: clients prove nothing] A client of a proxy does not authenticate itself. So another user of the machine could
+occupy all places with tunnels, for as long as tunnels may be idle. Connections of root and of the service's own user,
+relays of jobs included, keep their places; connections of other users get the remaining places and are evicted for new
+ones, the oldest first.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class ConnectProxy:
         host: address to listen on.
         tls_port: TLS port of the service on the same address; 0 without TLS.
         own_names: names of AWS that lead to the TLS port; `*.` in front stands for one label, as in a certificate.
-        has_internet: whether names outside AWS are connected if `policy` is None.
+        has_internet: whether connections to names outside AWS are allowed if `policy` is None.
         policy: the allowed targets; None allows the internet, or nothing, by `has_internet`.
         is_own: returns whether an address is this machine's; None asks the kernel.
     """

@@ -14,7 +14,7 @@ STRANGER_BODY_BYTES = 8 * 1024  # largest body of a request whose head names no 
 class Admission:
     """The decision to read the body."""
 
-    client: str  # client whose share of the body budget it uses
+    client: str  # client whose share of the body budget the body uses
     max_body_bytes: int
     is_known: bool  # whether the head names a known client; otherwise the connection may be evicted
 

@@ -18,7 +18,7 @@ class HostNames:
     """Knows the names of one service.
 
     Args:
-        own: names of the service itself, in any case; clients may put a bucket in front of each.
+        own: names of the service itself, in upper or lower case; clients may put a bucket in front of each.
         others: names of AWS that resolve to the service; a leading `*.` stands for one or several labels.
     """
 

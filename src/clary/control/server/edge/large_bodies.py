@@ -25,7 +25,10 @@ class LargeBodies:
 
     @asynccontextmanager
     async def runner(self, request: HttpRequest) -> AsyncIterator[Run]:
-        """Yield a function that runs other functions on a request's body; a large body keeps its turn in the block."""
+        """Yield a function that runs a given function on the request's body, inline or in a thread.
+
+        Only one large body can be processed inside the `with` block at a time.
+        """
         if len(request.body) <= LARGE_BODY_BYTES and not (request.body and request.header("content-encoding")):
             yield _at_once
             return

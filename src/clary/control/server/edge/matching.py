@@ -56,7 +56,7 @@ def is_signed_for_s3(request: web.BaseRequest) -> bool:
 
 
 def looks_like_s3(request: web.BaseRequest) -> bool:
-    """Whether a request that is not signed for S3 is not for another AWS service either."""
+    """Whether a request that is not signed for S3 shows no sign of another AWS service, so it may be for S3."""
     headers = request.headers
     query = request.raw_path.partition("?")[2]
     if "Authorization" in headers or "X-Amz-Target" in headers or "Action=" in query or "X-Amz-Credential=" in query:

@@ -169,7 +169,7 @@ def _decode(text: str) -> bytes:
     data = text.encode("ascii")
     decoded = base64.b64decode(data + b"=" * (-len(data) % 4), altchars=b"-_", validate=True)
     if _encode(decoded) != text:  # only one encoding of a digest is accepted
-        raise ValueError("not the spelling of `_encode`")
+        raise ValueError("not encoded as by `_encode`")
     return decoded
 
 

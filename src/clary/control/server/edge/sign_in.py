@@ -47,8 +47,8 @@ class SignIn:
     async def begin(self, request: HttpRequest) -> HttpResponse:
         """Begin a session for a right token or code. Raises: WireError 400, 403, 429."""
         kind, secret = _secret_of(read_json(request))
-        # A right token is accepted whatever the count of wrong ones: programs of jobs may guess from the owner's
-        # address.
+        # A right token is accepted however many wrong ones came before: programs of jobs may guess tokens from the
+        # owner's address.
         if kind == "code":
             is_right = self._sessions.redeem(secret)
         else:
@@ -79,13 +79,16 @@ class SignIn:
         return answer
 
     def facts(self, session: Session | None) -> dict[str, Any]:
-        """Return user, rights, CSRF value and end of a session. Raises: WireError 401 without a session."""
+        """Return a session's user, rights, CSRF value and end. Raises: WireError 401 without a session."""
         if session is None:
             raise not_signed_in()
         return _facts(session)
 
     def new_code(self) -> dict[str, Any]:
-        """Return a code that opens one session. Sessions may not create codes: a stolen one must not be prolonged."""
+        """Return a code that opens one session.
+
+        A session may not create codes, because a stolen session must not be prolonged.
+        """
         return {"code": self._sessions.new_code(), "valid_s": CODE_S}
 
     def _set_cookie(self, value: str, *, is_secure: bool, max_age_s: int) -> tuple[str, str]:

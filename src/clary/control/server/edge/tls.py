@@ -43,7 +43,7 @@ class TlsFiles:
 
 
 def service_names(region: str) -> frozenset[str]:
-    """Return the names of AWS that the service's certificate covers: STS in every region, others in `region`."""
+    """Return the AWS host names that the service's certificate covers: STS in every region, others in `region`."""
     regional = {f"{service}.{region}.amazonaws.com" for service in SERVICE_HOSTS}
     everywhere = {f"{service}.amazonaws.com" for service in SERVICE_HOSTS}
     # Old clients do not know the endpoint variable and put the bucket into the host name.

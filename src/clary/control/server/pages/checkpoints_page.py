@@ -41,8 +41,8 @@ class CheckpointPages:
         if not uri:
             raise WireError(
                 "NotFound",
-                f"{job.name} has no CheckpointConfig: nothing of it is mirrored to S3; give it checkpoint_s3_uri (SDK) "
-                "or CheckpointConfig.S3Uri",
+                f"{job.name} has no CheckpointConfig: its checkpoints are not mirrored to S3; set "
+                "checkpoint_s3_uri (SDK) or CheckpointConfig.S3Uri",
                 http_status=404,
             )
         try:

@@ -55,7 +55,7 @@ def differences(requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _interest(key: str) -> tuple[int, str]:
-    """Return a sort key that puts the members first by which users compare jobs."""
+    """Return a sort key that puts first the members by which users compare jobs."""
     first = ("HyperParameters", "ResourceConfig", "Environment", "AlgorithmSpecification")
     top = key.partition(".")[0]
     return (first.index(top) if top in first else len(first)), key

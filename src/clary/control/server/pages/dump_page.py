@@ -30,7 +30,7 @@ async def ask_for_dump(services: Services, job: TrainingJob) -> dict[str, Any]:
     if job.is_terminal or not running:
         raise WireError(
             "ValidationException",
-            f"no program of {job.name} runs ({job.status.value}, {job.secondary_status.value}); "
+            f"no program of {job.name} is running ({job.status.value}, {job.secondary_status.value}); "
             f"older dumps are shown by: clary dump {job.name} --last",
         )
     return {"number": (await services.dumps.ask(job, ASKED_BY_PERSON)).number}

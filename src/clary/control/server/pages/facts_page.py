@@ -45,8 +45,8 @@ async def facts_page(
         job: record of the job.
         stragglers: adds the verdict on stragglers.
         rehearsals: adds the job's rehearsals.
-        shared: returns sentences on the parts that hosts share by settings; its argument: whether the job has a
-            network.
+        shared: returns sentences on the parts that hosts share because of the settings; its argument tells whether the
+            job has a network.
     """
     facts = await stragglers.facts(job, _facts(services, job, shared))
     # For 500 hosts this takes most of a second, and the console polls every two seconds.
@@ -141,7 +141,7 @@ def plan_page(services: Services, job: TrainingJob) -> dict[str, Any]:
 
 
 def _lanes(job: TrainingJob, *, now: datetime) -> dict[str, list[dict[str, Any]]]:
-    """Return each host's activities over time: the periods whose sums the ledger shows."""
+    """Return each host's activities over time: the periods whose total durations the page's `ledger` shows."""
     return {name: [to_plain(stretch) for stretch in stretches] for name, stretches in cut_time(job, now=now).items()}
 
 

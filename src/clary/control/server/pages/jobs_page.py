@@ -34,8 +34,8 @@ from clary.control.store.job_cards import MAX_CARDS, CardOrder, CardQuery, JobCa
 
 DEFAULT_LIMIT = 100
 MAX_SEARCH_LENGTH = 200
-MAX_PROGRESS = 20  # most running jobs with progress
-MAX_REASONED = 20  # most queued jobs whose exact reason is shown
+MAX_PROGRESS = 20  # maximum number of running jobs with progress
+MAX_REASONED = 20  # maximum number of queued jobs whose exact reason is shown
 _NUMBER = re.compile(r"[0-9]{1,6}")
 
 
@@ -93,7 +93,7 @@ def _query_of(query: Mapping[str, str]) -> CardQuery:
     if status is not None and state is not None:
         raise WireError("ValidationException", "give status or state, not both")
     return CardQuery(
-        search=search.replace("\0", ""),  # PostgreSQL cannot store it in a text
+        search=search.replace("\0", ""),  # PostgreSQL cannot store NUL in a text
         status=status,
         state=state,
         order=order,
@@ -139,7 +139,7 @@ def _waiting_for(services: Services, places: Mapping[str, int], search: str) -> 
 
 
 def _pending_reason(services: Services, name: str, places: Mapping[str, int]) -> str:
-    """Return why a job waits: exact for the first jobs of the queue, the number of jobs ahead for other jobs."""
+    """Return why a job waits: exactly for the first jobs of the queue, else as the number of jobs ahead."""
     place = places.get(name)
     if place is None:
         return ""

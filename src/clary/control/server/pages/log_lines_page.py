@@ -71,7 +71,7 @@ async def log_lines_page(services: Services, job: TrainingJob, query: Mapping[st
     older, newer = _neighbours(found, wanted, end)
     previous = _cursor(newer, hosts) if hosts else None
     if hosts and (wanted.start is None or not wanted.is_backward):
-        # No line was seen of a requested stream that does not exist yet.
+        # A requested stream that does not exist yet has 0 seen lines.
         counts = [0 if seen is None and stream else seen for seen, stream in zip(found.seen, streams, strict=True)]
         previous = f"{previous}~{'.'.join(_UNSEEN if seen is None else str(seen) for seen in counts)}"
     was_cut = not found.is_complete and len(lines) < wanted.limit
@@ -128,7 +128,10 @@ def _cursor(place: LinePlace, hosts: Sequence[str]) -> str:
 def _place_of(cursor: str, hosts: Sequence[str]) -> LinePlace:
     found = _CURSOR.fullmatch(cursor)
     if found is None or found[2] not in hosts:
-        raise WireError("ValidationException", f"{cursor[:60]!r} is no cursor of this job's log: ask without one")
+        raise WireError(
+            "ValidationException",
+            f"{cursor[:60]!r} is not a cursor of this job's log: repeat the request without a cursor",
+        )
     return LinePlace(int(found[1]), hosts.index(found[2]), int(found[3]))
 
 

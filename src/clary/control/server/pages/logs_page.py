@@ -16,7 +16,7 @@ from clary.control.services.call import Services
 from clary.control.store.errors import BadToken, StreamNotFound
 from clary.control.store.log_files.log_pages import EventPage
 
-LOG_PAGE = 2000  # most lines of one stream in one answer
+LOG_PAGE = 2000  # maximum number of lines of one stream in one answer
 # A page of the store also ends at 1 MiB, less one line of at most 256 KiB; a character has up to four bytes.
 FULL_PAGE_CHARACTERS = 128 * 1024
 _MOMENT = re.compile(r"[0-9]{1,15}")  # digits of milliseconds since 1970
@@ -30,8 +30,8 @@ async def logs_page(services: Services, job: TrainingJob, query: Mapping[str, st
     Args:
         services: store the logs.
         job: job of the log, which may have ended.
-        query: `host`, `rank`, `attempt`, `since_ms`, `until_ms` and `after.STREAM`, a token of the last page; each may
-            be missing.
+        query: `host`, `rank`, `attempt`, `since_ms`, `until_ms` and `after.STREAM`, a token of the previous page; each
+            may be missing.
     """
     wanted_host, wanted_rank = query.get("host"), query.get("rank")
     start_ms, end_ms = _moment(query, "since_ms"), _moment(query, "until_ms")

@@ -1,8 +1,8 @@
 """`GET /metrics` for Prometheus: running and waiting jobs, retries, and the hosts' last measurements.
 
-Where: `clary_handler` routes GET /metrics of the service's port to it. Setting `metrics_page` decides who may read it:
-by default only clients with its own token, because programs of jobs also reach the port from this machine's loopback
-(`authorization`). `docs/grafana/clary.json` is a dashboard over these names.
+Where: `clary_handler` routes GET /metrics of the service's port to it. The setting `metrics_page` decides who may read
+it: by default only clients with the page's own token, because programs of jobs also reach the port from this machine's
+loopback (`authorization`). `docs/grafana/clary.json` is a dashboard over these names.
 
 A training job's label is `training_job`: Prometheus uses `job` for the scraped service itself.
 """

@@ -43,7 +43,7 @@ async def ask_for_profile(services: Services, job: TrainingJob, body: Any) -> di
     if job.is_terminal or not running:
         raise WireError(
             "ValidationException",
-            f"no program of {job.name} runs ({job.status.value}, {job.secondary_status.value}); "
+            f"no program of {job.name} is running ({job.status.value}, {job.secondary_status.value}); "
             f"older profiles are shown by: clary profile {job.name} --last",
         )
     ranks = _ranks(job, asked.get("ranks"))

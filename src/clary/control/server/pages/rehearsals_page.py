@@ -95,14 +95,14 @@ class RehearsalPages:
             number = asked["cancel"]
             if not isinstance(number, int) or isinstance(number, bool):
                 raise WireError(
-                    "ValidationException", f"cancel names a rehearsal by its number, got {str(number)[:40]}"
+                    "ValidationException", f"cancel must be the number of a rehearsal, got {str(number)[:40]}"
                 )
             self._desk.cancel(job.name, number)
             return {"number": number}
         if asked.get("confirm") != job.name:
             raise WireError(
                 "ValidationException",
-                f"a rehearsal creates two jobs: say that you want it with confirm, the job's name ({job.name}), "
+                f"a rehearsal creates two jobs: to confirm this, set confirm to the job's name ({job.name}), "
                 f"got {str(asked.get('confirm'))[:80]}",
             )
         try:

@@ -82,7 +82,7 @@ async def series_page(services: Services, job: TrainingJob, query: Mapping[str, 
 
 
 def default_step_ms(span_ms: int) -> int:
-    """Return a step for about DEFAULT_POINTS points: in whole seconds, or tens of seconds if it is longer."""
+    """Return a step for about DEFAULT_POINTS points: in whole seconds, or whole tens of seconds if above 10 s."""
     step_ms = math.ceil(max(1, span_ms) / DEFAULT_POINTS)
     if step_ms > FINE_MS:
         return math.ceil(step_ms / FINE_MS) * FINE_MS

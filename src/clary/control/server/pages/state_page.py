@@ -1,4 +1,4 @@
-"""Page of the state folder: its problems, rows set aside, and backups.
+"""Page of the state folder: its problems, quarantined rows, and backups.
 
 Where: `clary up`, `jobs`, `doctor`, `quarantine` and `backup` send these requests.
 
@@ -50,7 +50,7 @@ async def state_page(services: Services, backups: BackupKeeper, why_late: str) -
 
 
 async def quarantine_page(services: Services, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the rows that were set aside, or the contents of one row. Raises: WireError 400, 404, 409."""
+    """Return the quarantined rows, or the contents of one row. Raises: WireError 400, 404, 409."""
     quarantine = services.store.quarantine
     with _refusals():
         if "id" in query:

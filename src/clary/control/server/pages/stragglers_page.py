@@ -23,7 +23,7 @@ KEPT_S = 3.0  # time for which an answer is reused: clients poll often, rows arr
 MAX_KEPT = 256  # cached answers
 MS_PER_S = 1000
 SPANS_MS = ((120_000, 5_000), (1_800_000, 30_000))  # (length of the span, step between its moments)
-MOST_MOMENTS = 24  # the newest moments are used
+MOST_MOMENTS = 24  # number of newest moments that are used
 MANY_RANKS = 256  # with more ranks, each moment of the chart is four times as long
 _NAMES = (
     "rank-*/step_s,rank-*/data_wait_s,rank-*/forward_s,rank-*/backward_s,rank-*/communication_s,rank-*/optimizer_s,"
@@ -97,7 +97,7 @@ class StragglerPages:
 
 
 def rank_steps(series: Sequence[Series]) -> list[RankSteps]:
-    """Return the steps of ranks at the newest moments with a measurement of any rank."""
+    """Return the ranks' steps at the newest moments at which at least one rank was measured."""
     means: dict[tuple[str, int], dict[int, dict[str, float]]] = {}
     for one in series:
         scope, _, quantity = one.name.partition("/")

@@ -14,8 +14,8 @@ The page of a tuning job has the members of its row, the members of `tuning_fact
      "best_so_far": [[number of the trial, ended at, best value]],         in the order of ends; times in milliseconds
      "importance": {hyperparameter: share}, or null and "importance_why"}
 
-The console polls every few seconds, so facts that can not change are cached: rows of ended tuning jobs, and shares
-until another trial ends.
+The console polls every few seconds, so facts that can not change are cached: rows of ended tuning jobs, and importance
+shares until another trial ends.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from clary.control.tuning.tuning_job import Trial, TuningJob
 from clary.control.tuning.tuning_request import TuningRequest
 
 MAX_LISTED = 100
-MAX_VALUES = 200  # most values in a trial's curve
+MAX_VALUES = 200  # maximum number of values in a trial's curve maximum number of
 MAX_KEPT = 200  # cached facts of each kind
 _NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 

@@ -22,7 +22,8 @@ MEMBERS = (
     "OutputArtifacts",
     "MetadataProperties",
 )
-# Maps that UpdateTrialComponent extends -> most entries, from the shapes TrialComponentParameters and ...Artifacts.
+# Maps that UpdateTrialComponent extends -> maximum number of entries, from the shapes TrialComponentParameters and
+# ...Artifacts.
 MAPS = {"Parameters": 300, "InputArtifacts": 60, "OutputArtifacts": 60}
 PLAIN = tuple(name for name in MEMBERS if name not in MAPS)
 OF_SUMMARY = ("Status", "StartTime", "EndTime")

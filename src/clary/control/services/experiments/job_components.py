@@ -79,7 +79,7 @@ async def create(call: Call, job: TrainingJob, placing: Placing, tags: Mapping[s
         job: the stored job.
         placing: result of `place`; a trial is created if it names only an experiment.
         tags: tags of the job, which the component gets, too.
-    Raises: WireError as `api_errors`.
+    Raises: WireError, as raised by `api_errors`.
     """
     store = call.services.store.experiments
     trial = placing.trial
@@ -116,7 +116,7 @@ async def find_component(call: Call, name: str) -> Tracked:
 
 
 async def ensure_of_source(call: Call, source_arn: str) -> None:
-    """Create the missing component of the job with this ARN (in any case), if there is such a job."""
+    """Create the missing component of the job with this ARN (upper or lower case), if there is such a job."""
     store = call.services.store.experiments
     known = await store.all_of(TrackedQuery(kind=Kind.COMPONENT, source=source_arn))
     if known:
@@ -183,7 +183,7 @@ async def _ensure(call: Call, job: TrainingJob) -> Tracked:
 
 
 async def _job_called(call: Call, component: str) -> TrainingJob | None:
-    """Return the job whose component has the name, in any case: the SDK asks in lower case."""
+    """Return the job whose component has the name, ignoring case: the SDK asks in lower case."""
     if not component.lower().endswith(SUFFIX):
         return None
     name = component[: -len(SUFFIX)]

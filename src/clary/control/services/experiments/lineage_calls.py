@@ -100,7 +100,8 @@ async def list_artifacts(call: Call) -> Mapping[str, Any]:
 async def add_association(call: Call) -> Mapping[str, Any]:
     """Store an edge of lineage from a source to its destination, such as Produced or DerivedFrom.
 
-    Raises: WireError(ValidationException) if both are the same or the association exists, WireError(ResourceNotFound).
+    Raises: WireError(ValidationException) if source and destination are the same or the association exists,
+    WireError(ResourceNotFound).
     """
     params = call.params
     source, destination = await _end(call, params["SourceArn"]), await _end(call, params["DestinationArn"])
@@ -132,7 +133,7 @@ async def delete_association(call: Call) -> Mapping[str, Any]:
 
 
 async def list_associations(call: Call) -> Mapping[str, Any]:
-    """List associations by their ends, types and times."""
+    """List associations, filtered by source, destination, types and times."""
     params = call.params
     query = EdgeQuery(
         source_arn=params.get("SourceArn"),

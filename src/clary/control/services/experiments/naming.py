@@ -1,4 +1,4 @@
-"""Functions shared by the handlers of experiments, which make records, errors, pages and answers.
+"""Functions shared by the handlers of experiments: they make records, errors, pages and answers.
 
 Source: the errors of each operation in SageMaker's model; `sagemaker.experiments` searches messages for `already
 exists`.

@@ -31,8 +31,8 @@ from clary.control.wire.fitting import fit
 
 TUNING_SHAPE = "HyperParameterTuningJobSearchEntity"
 DEFAULT_SORT = "LastModifiedTime"
-AT_ONCE = 200  # records that are read and filtered before other requests are served
-MAX_MEMBERS = 10  # most components listed in a trial
+AT_ONCE = 200  # number of records to read and filter before other requests are served
+MAX_MEMBERS = 10  # maximum number of components listed in a trial
 _Key = tuple[int, int, Any, str]  # (value is missing, value is a text, value, name)
 
 

@@ -17,8 +17,8 @@ from clary.control.wire.models import service
 
 OPEN = ("metrics",)  # structure whose members have names that programs choose; training jobs have it, too
 TAGS = "tags."
-MAX_SHOWN = 100  # characters of a property quoted in a refusal
-_NAMES = ({"Key", "Value"}, {"MetricName"})  # members that contain the name under which `search_filters` finds an item
+MAX_SHOWN = 100  # maximum number of characters of a property quoted in a refusal
+_NAMES = ({"Key", "Value"}, {"MetricName"})  # members of list items that `search_filters` finds by name
 
 
 def check_properties(

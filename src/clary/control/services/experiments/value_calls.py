@@ -20,7 +20,7 @@ from clary.control.store.errors import JobNotFound
 from clary.control.store.tracking.component_metrics import Summary
 from clary.control.store.tracking.experiment_rows import Kind
 
-MAX_POINTS = 1000  # most values of the answer to one query; the answer tells whether values were cut off
+MAX_POINTS = 1000  # maximum number of values in the answer to one query; the answer tells whether values were cut off
 _WIDTHS_S = {"OneMinute": 60, "FiveMinute": 300, "OneHour": 3600, "IterationNumber": None}
 _STATISTICS: Mapping[str, Callable[[Summary], float]] = {
     "Min": lambda item: item.least,

@@ -11,7 +11,7 @@ from clary.base.errors import WireError
 from clary.control.jobs.job_request import JobRequest
 from clary.control.wire.patterns import can_run_away, has_groups
 
-# Each set such as `(?i)[\0-\uffff]` takes milliseconds to compile, and a request may contain thousands.
+# Each character set such as `(?i)[\0-\uffff]` takes milliseconds to compile, and a request may contain thousands.
 COMPILING_LIMIT_S = 0.5
 
 
@@ -55,7 +55,7 @@ def _check(request: JobRequest) -> tuple[str, ...]:
 def _looks(regex: str, *, compiles: bool) -> tuple[bool, bool]:
     """Return whether a pattern has a group, and whether it may take very long; raises as `re.compile` does."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python's warnings about sets do not matter here
+        warnings.simplefilter("ignore")  # Python's warnings about character sets do not matter here
         found = has_groups(regex, 0), can_run_away(regex, 0)
         if compiles:
             re.compile(regex)

@@ -29,7 +29,7 @@ async def require_output_buckets(call: Call, request: JobRequest, *, before: Job
         if bucket in looked_for:
             continue
         if not _NAME.fullmatch(bucket):
-            raise _refused(bucket, "can not exist: that is no name of a bucket")
+            raise _refused(bucket, "can not exist: that is not a valid bucket name")
         if await objects.has_bucket(bucket):
             continue
         if url:
@@ -42,8 +42,8 @@ async def require_output_buckets(call: Call, request: JobRequest, *, before: Job
                 raise  # the store does not answer, or fails temporarily
             raise _refused(
                 bucket,
-                f"does not exist and can not be made: the object store answered {status}. Names of buckets have 3 to "
-                "63 small letters, digits, dots and hyphens",
+                f"does not exist and can not be made: the object store answered {status}. Names of buckets "
+                "have 3 to 63 lower-case letters, digits, dots and hyphens",
             ) from error
 
 

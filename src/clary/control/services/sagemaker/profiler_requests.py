@@ -45,13 +45,13 @@ def check_profiler(request: Mapping[str, Any]) -> None:
     names = Counter(rule["RuleConfigurationName"] for rule in rules)
     doubled = [name for name, count in names.items() if count > 1]
     if doubled:
-        raise _refusal(f"Rule configuration names must be unique; {doubled[0]!r} stands twice.")
+        raise _refusal(f"Rule configuration names must be unique; {doubled[0]!r} appears twice.")
     if len(rules) > MAX_RULES:
         raise _refusal(f"A training job has at most {MAX_RULES} profiler rules; {len(rules)} were asked for.")
 
 
 def profiler_warnings(request: Mapping[str, Any], *, is_measured: bool = True) -> tuple[str, ...]:
-    """Return warnings on rules that will end in Error, stand for other rules or are not evaluated, and on the profiler.
+    """Return warnings on the profiler, and on rules that end in Error, mean other rules or are not evaluated.
 
     Args:
         request: the job's request.

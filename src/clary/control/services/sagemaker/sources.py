@@ -1,4 +1,4 @@
-"""Warnings at a job's creation of missing objects that its hosts will fetch.
+"""Warnings, given when a job is created, about missing objects that its hosts will fetch.
 
 Where: `training_jobs` calls it. Missing input channels are refused instead, as by the real service.
 """

@@ -143,7 +143,7 @@ def _unknown(call: Call) -> tuple[str, ...]:
 
 
 def _site(call: Call) -> Site:
-    """Return the facts of this service that the tables of members need."""
+    """Return the facts about this service that the rules on request members need."""
     settings = call.services.settings
     is_local = settings.engine == "local"
     return Site(
@@ -160,7 +160,7 @@ def _profiler_warnings(call: Call, request: Mapping[str, Any]) -> tuple[str, ...
 
 
 def _restart_rule(request: JobRequest, settings: Settings) -> RestartRule:
-    """Return how often the job is retried: by RetryStrategy, else only if it has checkpoints."""
+    """Return how often to retry the job: as RetryStrategy says; without it, only if the job has checkpoints."""
     max_restarts = request.max_retries
     if max_restarts is None:
         max_restarts = settings.max_restarts if request.checkpoint_local_path is not None else 0
@@ -213,7 +213,7 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
     def change(current: TrainingJob) -> TrainingJob:
         request = _updated_request(current, wanted)
         plan = current.plan
-        if plan is not None and "ProfilerConfig" in wanted:  # the answer to hosts' next reports has the interval
+        if plan is not None and "ProfilerConfig" in wanted:  # hosts get the interval in the answer to their next report
             interval_s = metrics_interval_s(JobRequest(request), call.services.settings)
             plan = {**plan, "metrics_interval_s": interval_s}
         about_profiler = _profiler_warnings(call, readable(replace(current, request=request)).request)

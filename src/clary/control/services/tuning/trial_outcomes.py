@@ -14,7 +14,7 @@ from clary.control.services.call import Services
 from clary.control.tuning.tuning_job import Trial, TrialOutcome, TuningJob
 from clary.control.tuning.tuning_request import TuningRequest
 
-MOST_VALUES = 1000  # most values in a trial's curve
+MOST_VALUES = 1000  # maximum number of values in a trial's curve
 EVER_FROM, EVER_TO = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)  # hosts' clocks may be wrong
 
 

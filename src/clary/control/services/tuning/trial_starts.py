@@ -91,7 +91,7 @@ class TrialStarter:
         return trial
 
     async def _next_number(self, job: TuningJob, trials: Sequence[Trial]) -> int:
-        """Return the number of the next trial; skip numbers of training jobs whose trials' records were set aside."""
+        """Return the next trial's number; skip numbers of training jobs whose trials' records are quarantined."""
         number = 1 + max((trial.number for trial in trials), default=0)
         try:
             while await self._services.find_job(trial_name(job, number)) is not None:
@@ -103,7 +103,7 @@ class TrialStarter:
     async def _parent_observations(self, job: TuningJob, definition: Definition) -> tuple[Observation, ...]:
         """Return the trials of the parents of a warm start; a deleted parent counts as empty.
 
-        A grid search gets no such trials: each of its points has its own trial.
+        A grid search gets no trials of parents: each of its points has its own trial.
         """
         if TuningRequest(job.request).strategy == "Grid":
             return ()

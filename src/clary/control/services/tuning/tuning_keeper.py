@@ -38,7 +38,7 @@ from clary.control.tuning.trial_requests import keep_alive_of, trial_name
 from clary.control.tuning.tuning_job import Trial, TrialOutcome, TuningJob, TuningStatus
 from clary.control.tuning.tuning_request import Definition, TuningRequest
 
-TICK_S = 1.0  # interval of passes over tuning jobs in progress without a change
+TICK_S = 1.0  # interval between passes over tuning jobs in progress if nothing changes
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class TuningKeeper:
         return await self._services.store.tuning.change(job.name, change)
 
     async def _end(self, job: TuningJob, trials: Sequence[Trial]) -> None:
-        """Stop running trials if the kind of end requires it; once all have ended, release hosts and set the status."""
+        """End running trials if the kind of end requires it; once all have ended, release hosts and set the status."""
         running = [trial for trial in trials if not trial.is_over]
         if job.stops_running:
             for trial in running:
@@ -199,8 +199,8 @@ class TuningKeeper:
     async def _give_hosts_back(self, job: TuningJob, trials: Sequence[Trial]) -> None:
         """Release the hosts that wait for a next trial, unless the request itself has a keep-alive period.
 
-        This ends the hosts' keep-alive period; then the reconciler, which knows whether another job has just taken them
-        over, ends them.
+        This ends the hosts' keep-alive period; then the reconciler, which knows whether another job has just taken the
+        hosts over, ends the hosts.
         """
         request = TuningRequest(job.request)
         waiting = {one.name for one in request.definitions if keep_alive_of(one) is not None}

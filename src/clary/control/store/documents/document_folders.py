@@ -22,10 +22,11 @@ _log = logging.getLogger(__name__)
 
 
 async def take_over(folder: Path, documents: NumberedDocuments, *, first: str, keeps_files: bool = False) -> int:
-    """Store the documents of a folder that the database does not have; return the number of stored numbers.
+    """Store the documents of a folder that the database lacks; return how many numbers were stored.
 
-    The files of a number are stored together and removed afterwards, so a service that is killed in between
-    repeats this. Files of jobs that a restored database does not have are moved to `<home>/set-aside/KIND/`.
+    The files of a number are stored together and removed afterwards; if the service is killed in between, its next
+    start completes the work. Files of jobs that a restored database does not have are moved to
+    `<home>/set-aside/KIND/`.
 
     Args:
         folder: holds one folder per job; it may be missing.

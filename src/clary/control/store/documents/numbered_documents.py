@@ -1,7 +1,7 @@
 """JSON documents that belong to a job and a number, such as the request of a dump and the answers of its hosts.
 
-Where: desks of `reconcile` store requests of users and answers of hosts here; one object serves one kind of documents.
-Rows are deleted with their job, and all documents of a number together.
+Where: the modules of `reconcile.desks` store requests of users and answers of hosts here; one object serves one kind of
+documents. Rows are deleted with their job; all documents of a number are deleted together.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class NumberedDocuments:
         return found[0][3] if found else None
 
     async def read_named(self, name: str, *, without: str = "") -> list[tuple[str, int, Any]]:
-        """Return job, number and document for every document of a name, in order of jobs and numbers.
+        """Return job, number and document for every document with a given name, sorted by job and number.
 
         Numbers with a document called `without` are left out.
         """

@@ -6,7 +6,7 @@
     ?ERROR ?WARN          one of the words occurs; ignored in a pattern that has other terms
 
 Case counts; a term matches anywhere in the message. Patterns over JSON `{ }`, space-delimited fields `[ ]` and regular
-expressions `% %` are refused by name.
+expressions `% %` are refused, and the error names the kind of pattern.
 Source: Amazon CloudWatch Logs user guide, "Filter pattern syntax", unstructured log events.
 """
 

@@ -1,8 +1,9 @@
 """The offsets of blocks of records in a log file, to locate a line by number or time without reading the whole file.
 
-Where: `StreamFile` keeps one in memory for each open stream (24 bytes for every block of up to 256 lines) and saves it
-beside the file when it closes, so that opening again does not read the whole file. The saved index is a cache: an index
-that is missing, damaged or ahead of its log file is not used; an index that is behind is completed from the log file.
+Where: `StreamFile` keeps an index in memory for each open stream (24 bytes for every block of up to 256 lines) and
+saves it beside the file when it closes, so that opening again does not read the whole file. The saved index is a cache:
+an index that is missing, damaged or ahead of its log file is not used; an index that is behind is completed from the
+log file.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class LogIndex:
         ):
             self.block_sequences.append(self.next_sequence)
             self.block_times_ms.append(at_ms)
-            # Last: a reader on another thread uses this list's length as the number of blocks.
+            # Appended last: a reader on another thread uses this list's length as the number of blocks.
             self.block_offsets.append(offset)
         if self.first_at_ms is None:
             self.first_at_ms = at_ms

@@ -59,7 +59,7 @@ class FilteredPage:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeRange:
-    """The time from `start_ms` (inclusive) to `end_ms` (exclusive); None is open."""
+    """The time from `start_ms` (inclusive) to `end_ms` (exclusive); None leaves that end open."""
 
     start_ms: int | None = None
     end_ms: int | None = None
@@ -82,7 +82,7 @@ def read_page(view: StreamView, *, within: TimeRange, from_head: bool, token: st
         within: the range of time.
         from_head: whether the page without a token is the first one.
         token: token of an earlier page of this stream; it includes the direction.
-        limit: most events, 1 to `MAX_EVENTS`; a page ends at 1 MiB in any case.
+        limit: maximum number of events, 1 to `MAX_EVENTS`; a page ends at 1 MiB in any case.
     Raises: BadToken for a token of another stream or a forged one; BadLogQuery for a bad limit.
     """
     _check_limit(limit)
@@ -119,7 +119,7 @@ def search(
         within: the range of time.
         matches: decides whether a message is wanted.
         after: key of the last searched line; None to begin.
-        limit: most events.
+        limit: maximum number of events.
 
     Raises: BadLogQuery for a bad limit.
     """
@@ -208,8 +208,8 @@ def _read_place(view: StreamView, token: str) -> tuple[bool, int]:
     found = _PLACE.fullmatch(token)
     if found is None or int(found["check"]) != _check_number(view) or int(found["sequence"]) > view.next_sequence:
         raise BadToken(
-            f"the token {token[:60]!r} was not given out for log stream {view.header.stream!r}: expected a token "
-            f"of this stream's last page, unchanged; ask again without a token"
+            f"the token {token[:60]!r} was not given out for log stream {view.header.stream!r}: expected "
+            "a token of an earlier page of this stream, unchanged; ask again without a token"
         )
     return found["way"] == "f", int(found["sequence"])
 
@@ -224,7 +224,7 @@ def query_identity(
     """Return the identity of a FilterLogEvents query; its page tokens are bound to it.
 
     Args:
-        streams: names, in any order; None for all of `prefix`.
+        streams: names, in any order; None for all streams with `prefix`.
         prefix: prefix of streams' names.
         within: the range of time.
         pattern: filter pattern of the lines.

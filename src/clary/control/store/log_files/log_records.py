@@ -80,7 +80,7 @@ def pack_header(header: StreamHeader) -> bytes:
 def unpack_header(data: bytes, *, path: str) -> tuple[StreamHeader, int]:
     """Return the header at the start of `data` and the offset of the first record.
 
-    Raises: StreamDamaged without a header: a file gets its name only after its header was written.
+    Raises: StreamDamaged if the header is missing: a file gets its name only after its header was written.
     """
     end = data.find(b"\n")
     try:

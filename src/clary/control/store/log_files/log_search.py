@@ -65,7 +65,8 @@ class FoundLines:
         searched_to: place of the last searched line; None if no line was searched.
         is_complete: whether no more lines match in this direction.
         num_lines: number of lines of the requested streams that have not expired, whether or not they match.
-        seen: `LineQuery.seen` of the next query forward; None for missing streams. A line may arrive after lines of
+        seen: value of `LineQuery.seen` for the next forward query; None for missing streams. A line may arrive after
+            lines of
             other hosts with later times: a query by time alone would miss it.
     """
 
@@ -93,12 +94,14 @@ def find_lines(views: Sequence[StreamView | None], query: LineQuery, *, budget_s
     Args:
         views: one per requested stream, in order; None for a missing stream.
         query: selects the lines.
-        budget_s: longest search in seconds; each call searches at least one block of lines.
+        budget_s: maximum duration of the search in seconds; each call searches at least one block of lines.
 
     Raises: StoreError for a bad limit; StreamDamaged.
     """
     if not 1 <= query.limit <= MAX_LINES:
-        raise StoreError(f"limit must be 1 to {MAX_LINES}, got {query.limit}: ask for less and page")
+        raise StoreError(
+            f"limit must be 1 to {MAX_LINES}, got {query.limit}: ask for fewer lines and use several pages"
+        )
     deadline = time.monotonic() + budget_s
     lines: list[FoundLine] = []
     size_bytes = 0
@@ -138,7 +141,7 @@ def _num_lines(view: StreamView, query: LineQuery) -> int:
 
 
 def _seen_before(views: Sequence[StreamView | None], query: LineQuery) -> dict[int, int | None]:
-    """Return each stream's number of lines before a forward page; for a backward page, its number of all lines."""
+    """Return each stream's number of lines before a forward page, or its total number for a backward page."""
     seen: dict[int, int | None] = dict(enumerate(query.seen))
     for number, view in enumerate(views):
         if view is None:
@@ -161,7 +164,7 @@ def _merged(views: Sequence[StreamView | None], query: LineQuery) -> Iterator[_S
 
 
 def _steps(view: StreamView, number: int, query: LineQuery) -> Iterator[_Step]:
-    """Yield the matching lines of one stream, and the place reached where a block does not end with a matching line."""
+    """Yield one stream's matching lines, and the place reached after each block that ends without a match."""
     first = view.first_at_or_after(query.begin_ms) if query.begin_ms else 0
     stop = view.next_sequence
     seen = query.seen[number] if number < len(query.seen) and not query.is_backward else None
@@ -194,7 +197,8 @@ def _passed(view: StreamView, number: int, block: int, begin: int, data: bytes, 
     """Return the place that a search has reached after skipping a whole block."""
     times = view.index.block_times_ms
     if query.is_backward:
-        # The block's first line. If the range begins within the block, its first line is not older than this.
+        # The block's first line. If the range begins within the block, the range's first line is not older than the
+        # block's first line.
         return LinePlace(times[block], number, begin)
     if block + 1 < view.num_blocks:
         # The place just before the next block's first line, known without splitting this block into lines.

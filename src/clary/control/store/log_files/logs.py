@@ -78,7 +78,7 @@ class LogStore:
         self._retention = LogRetention(self._folder, default_days=retention_days)
         self._setting_retention = asyncio.Lock()
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="clary-log-store")
-        # Separate threads, because a search of a second must not delay the storing of lines.
+        # Separate threads, because a search that takes a second must not delay the storing of lines.
         self._searchers = ThreadPoolExecutor(NUM_SEARCHERS, thread_name_prefix="clary-log-search")
         self._is_closed = False
 
@@ -167,7 +167,8 @@ class LogStore:
         """Delete the streams whose lines have all expired; return their number.
 
         Args:
-            is_in_use: whether a stream may still get lines, so that it is kept; called from a thread of this store.
+            is_in_use: tells whether a stream may still get lines; such a stream is kept. It is called from a thread of
+                this store.
         """
         begin_ms = await self._run(lambda: self._retention.begin_ms(self._clock.now()))
         if begin_ms is None:
@@ -205,8 +206,8 @@ class LogStore:
             prefix: prefix of the streams' names; empty for all streams.
             order_by: name, or time of the last event.
             descending: whether the order is reversed.
-            limit: most streams, 1 to `MAX_LISTED`.
-            token: token of the last page of the same query.
+            limit: maximum number of streams, 1 to `MAX_LISTED`.
+            token: token of the previous page of the same query.
         Raises: BadToken; BadLogQuery for a bad limit.
         """
         if not 1 <= limit <= MAX_LISTED:
@@ -247,7 +248,7 @@ class LogStore:
             end_ms: events before this time.
             from_head: whether a request without a token begins with the oldest events; else with the newest.
             token: token of an earlier page of this stream.
-            limit: most events, 1 to 10,000; a page ends at 1 MiB in any case.
+            limit: maximum number of events, 1 to 10,000; a page ends at 1 MiB in any case.
 
         Raises: StreamNotFound; BadToken; BadLogQuery.
         """
@@ -277,8 +278,8 @@ class LogStore:
             start_ms: events of this time and later.
             end_ms: events before this time.
             pattern: CloudWatch filter pattern (see `filter_patterns`).
-            limit: most events, 1 to 10,000; a page with a token may hold fewer events, even no event.
-            token: token of the last page of the same query.
+            limit: maximum number of events, 1 to 10,000; a page with a token may hold fewer events, or no event at all.
+            token: token of the previous page of the same query.
 
         Raises: BadLogQuery; BadToken.
         """
@@ -306,8 +307,8 @@ class LogStore:
         """Return a page of lines by time, and the place of the newest line of all streams (see `log_search`).
 
         Args:
-            streams: names; a place refers to a stream by its index here. None stands for an omitted stream. A missing
-                stream has no lines.
+            streams: names; a place refers to a stream by its index in this list. None stands for an omitted stream. A
+                missing stream has no lines.
             query: selects the lines and the direction.
 
         Raises: StoreError for a bad limit; StreamDamaged.

@@ -1,8 +1,8 @@
 """One log stream in one append-only file.
 
 Where: `LogStore` keeps a few of these open; agents append through the service, log queries read.
-Threads: every method of `StreamFile` needs the caller's lock; a `StreamView` needs none, and keeps no file open, so
-that a search may hold views of thousands of streams.
+Threads: the caller must hold a lock for every method of `StreamFile`; a `StreamView` needs no lock and keeps no file
+open, so that a search may hold views of thousands of streams.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class StreamFile:
     def flush(self) -> None:
         """Force all stored lines to disk, and save the index beside the file.
 
-        Raises: StoreError for the lines; a failure to save the index, which is only a cache, is ignored.
+        Raises: StoreError if the lines cannot be forced to disk; a failure to save the index, which is only a cache, is
+        ignored.
         """
         try:
             os.fsync(self._file)
@@ -170,7 +171,7 @@ class StreamFile:
             return
         try:
             self.index.save(self._index_path)
-        except OSError as error:  # the index only saves reading the file at the next opening
+        except OSError as error:  # the index only spares the next opening from reading the file
             _log.warning("%s", _failure("save the index of", self._path, error))
         else:
             self._num_saved = self.index.next_sequence
@@ -181,7 +182,7 @@ class StreamView:
     """Snapshot of a stream: records 0 to `next_sequence` - 1."""
 
     header: StreamHeader
-    index: LogIndex  # grows with further appends; only records within the numbers below belong to the view
+    index: LogIndex  # grows with further appends; the fields below tell which of its records belong to the view
     next_sequence: int
     end: int
     num_blocks: int

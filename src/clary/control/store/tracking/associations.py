@@ -28,7 +28,7 @@ class EdgeOrder(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class EdgeQuery:
-    """A query of edges: filters and order; every filter that is not None must hold. Times are exclusive."""
+    """A query of edges: filters and order; every filter that is not None must hold. Time bounds are exclusive."""
 
     source_arn: str | None = None
     destination_arn: str | None = None
@@ -90,7 +90,7 @@ class Associations:
         Args:
             query: filters and order.
             max_results: above 0.
-            next_token: token of the last page of the same query; None for the first page.
+            next_token: token of the previous page of the same query; None for the first page.
         """
         columns = associations.c
         identity = query.identity()

@@ -28,7 +28,7 @@ _AT_ONCE = 200  # owners in one query
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Summary of a metric, without NaN values.
+    """Summary of a metric's values; NaN values are left out.
 
     Mean and deviation are NaN if a value is infinite or larger than `LARGEST`.
     """
@@ -37,7 +37,7 @@ class Summary:
     least: float
     greatest: float
     mean: float
-    deviation: float  # standard deviation of the whole, not of a sample
+    deviation: float  # population standard deviation, not that of a sample
     last: float
     count: int
     last_at: datetime
@@ -109,9 +109,9 @@ class ComponentMetrics:
             owner: owner of the values.
             name: name of the metric.
             width_s: width of a bucket in seconds; None for one bucket per step.
-            start: first second since 1970, or first step; None for the first stored value.
-            end: last second or step, inclusive; None for the last stored value.
-            limit: most buckets.
+            start: first time in seconds since 1970, or first step; None for the first stored value.
+            end: last time in seconds since 1970, or last step, inclusive; None for the last stored value.
+            limit: maximum number of buckets.
         """
         table, column = _place(owner.of_job)
         chosen = (column == owner.name) & (table.c.metric_name == name) & table.c.value.is_not(None)
@@ -147,12 +147,12 @@ class ComponentMetrics:
 
 
 def summary(name: str, values: Sequence[float], *, last_at: int) -> Summary:
-    """Return the summary of values, at least one.
+    """Return the summary of at least one value.
 
     Args:
         name: name of the metric.
         values: in order of time.
-        last_at: microseconds since 1970 of the last one.
+        last_at: time of the last value, in microseconds since 1970.
     """
     is_small = all(abs(value) <= LARGEST for value in values)
     mean = math.fsum(values) / len(values) if is_small else math.nan

@@ -54,7 +54,7 @@ _AT_ONCE = 500  # names in one query: databases limit the number of parameters
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedQuery:
-    """A query of records: filters and order; every filter that is not None must hold. Times are exclusive."""
+    """A query of records: filters and order; every filter that is not None must hold. Time bounds are exclusive."""
 
     kind: Kind
     name: str | None = None
@@ -185,7 +185,7 @@ class ExperimentStore:
         Args:
             query: filters and order.
             max_results: above 0.
-            next_token: token of the last page of the same query; None for the first page.
+            next_token: token of the previous page of the same query; None for the first page.
         Raises: BadToken; TrackedNotFound for a trial, experiment or component that the query names.
         """
         identity = query.identity()

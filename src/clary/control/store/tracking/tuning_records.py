@@ -65,7 +65,10 @@ class TuningSort(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TuningQuery:
-    """A query of tuning jobs: filters and order; every filter that is not None must hold. Times are exclusive."""
+    """A query of tuning jobs: filters and order; every filter that is not None must hold.
+
+    Bounds of times are exclusive.
+    """
 
     name_contains: str | None = None
     status: str | None = None
@@ -88,10 +91,10 @@ def add_trial(connection: Connection, trial: Trial) -> None:
     at = tuning_jobs.c.name == trial.tuning_job
     status = connection.execute(select(tuning_jobs.c.status).where(at).with_for_update()).scalar()
     if status != TuningStatus.IN_PROGRESS.value:
-        raise TrialRefused(f"tuning job {trial.tuning_job!r} starts no training job: its status is {status}")
+        raise TrialRefused(f"tuning job {trial.tuning_job!r} can start no training job: its status is {status}")
     row = {"tuning_job": trial.tuning_job, "number": trial.number, "document": _document(trial)}
     if connection.execute(_INSERT_TRIAL, row).rowcount == 0:
-        raise TrialRefused(f"tuning job {trial.tuning_job!r} has a trial {trial.number}")
+        raise TrialRefused(f"tuning job {trial.tuning_job!r} already has a trial {trial.number}")
 
 
 class TuningRecords:
@@ -186,7 +189,7 @@ class TuningRecords:
         Args:
             query: filters and order.
             max_results: above 0.
-            next_token: token of the last page of the same query; None for the first page.
+            next_token: token returned with the previous page of the same query; None for the first page.
         Raises: BadToken.
         """
         identity = query.identity()
@@ -220,7 +223,7 @@ class TuningRecords:
             items: all items, in the order of the pages.
             identity: identity of the query; a token is bound to it.
             max_results: above 0.
-            next_token: token of the last page; None for the first page.
+            next_token: token returned with the previous page; None for the first page.
         Raises: BadToken.
         """
         start = 0

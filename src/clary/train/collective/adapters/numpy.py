@@ -123,7 +123,7 @@ class World:
 
         Args:
             array: of any shape, the same on all ranks.
-            op: a ReduceOp or its name, as `sum`.
+            op: a ReduceOp or its name, such as `sum`.
             out: array for the result; `array` itself to reduce in place, None for a new array.
         """
         source = _buffer(array, "array")
@@ -148,7 +148,7 @@ class World:
 
         Args:
             array: [size * rows, ...], the same shape on all ranks.
-            op: a ReduceOp or its name, as `sum`.
+            op: a ReduceOp or its name, such as `sum`.
             out: [rows, ...], written and returned; None for a new array.
         """
         source = _buffer(array, "array")
@@ -176,18 +176,21 @@ class World:
         receive_counts: Sequence[int],
         out: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Exchange rows of axis 0 with every rank, with a number of rows per rank.
+        """Exchange rows of axis 0 with every rank; the number of rows may differ by rank.
 
         Args:
             array: [sum(send_counts), ...].
             send_counts: rows for each rank, by rank.
-            receive_counts: rows from each rank, by rank; must equal that rank's `send_counts` for this rank.
+            receive_counts: rows from each rank, by rank; each number must equal the entry for this rank in that rank's
+                `send_counts`.
             out: [sum(receive_counts), ...], written and returned; None for a new array.
         Raises: ValueError if `array` has another number of rows.
         """
         source = _buffer(array, "array")
         if array.ndim < 1 or array.shape[0] != sum(send_counts):
-            raise ValueError(f"array of shape {array.shape} has not the {sum(send_counts)} rows of send_counts")
+            raise ValueError(
+                f"array of shape {array.shape} does not have the {sum(send_counts)} rows that send_counts asks for"
+            )
         result = self._room((sum(receive_counts), *array.shape[1:]), array.dtype, out)
         row_elements = int(np.prod(array.shape[1:], dtype=np.int64))
         self.communicator.all_to_all(
@@ -237,10 +240,10 @@ class World:
         self.isend(array, peer, tag).wait()
 
     def recv(self, array: np.ndarray, peer: int = ANY_RANK, tag: int = 0) -> int:
-        """Overwrite `array` with a message of a rank, or of any rank; return the sender's rank.
+        """Receive a message from one rank, or from any rank, into `array`; return the sender's rank.
 
         Args:
-            array: as many bytes as the message has.
+            array: must have as many bytes as the message.
             peer: rank that sends, or ANY_RANK.
             tag: tag of the `send`.
         """
@@ -318,8 +321,8 @@ def _buffer(array: Any, name: str) -> Buffer:
     dtype = _dtype_of(array.dtype)
     if dtype is None:
         raise TypeError(
-            f"{name} has elements of type {array.dtype}, which cores do not know: convert it to one of "
-            f"{', '.join(_DTYPES)} in this machine's byte order, {name}.astype(...) for example"
+            f"{name} has elements of type {array.dtype}, which collectives do not support: convert it to "
+            f"one of {', '.join(_DTYPES)} in this machine's byte order, {name}.astype(...) for example"
         )
     flags = array.flags
     if not flags.c_contiguous or not flags.aligned:

@@ -35,7 +35,7 @@ class Conversation(Generic[Result]):
     def advance(self) -> bool:
         """Continue until the socket would block; return True once the handshake has succeeded and `result` is set.
 
-        After a non-blocking connect, call it first when the socket is writable.
+        After a non-blocking connect, make the first call when the socket has become writable.
         Raises: handshake.Refused; OSError if the connection failed or ended.
         """
         try:

@@ -3,7 +3,7 @@
 Where: `communicator.open_group` and the torch adapter call `connect_group` once per group, on every rank.
 
 1. Rank 0 puts the attempt's generation into the store, and a secret unless the job has one (`records.Root`).
-2. Every rank listens, publishes its record, and reads all other ranks' records, which tell the ranks that share a host.
+2. Every rank listens, publishes its record, and reads all other ranks' records, which show the ranks of one host.
 3. Sockets are made and authenticated (`meeting`, `handshake`).
 4. The first rank of a host makes the shared memory; every rank notifies all others that it is ready (`words`).
 5. Listeners are closed, records deleted.
@@ -236,8 +236,8 @@ class _Forming:
             if isinstance(error, TimeoutError):
                 late = ", ".join(map(layout.describe, error.args[0]))
                 raise BootstrapError(
-                    f"{self._words()}: connected, but not heard to be ready: {late}. Are they stopped, or still "
-                    f"connecting to others?",
+                    f"{self._words()}: connected, but did not report that they are ready: {late}. Are they "
+                    "stopped, or still connecting to others?",
                     culprit=error.args[0][0],
                 ) from error
             raise

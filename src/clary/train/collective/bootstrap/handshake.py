@@ -13,8 +13,9 @@ role and both nonces, so that no proof can be replayed, reflected or used for an
 its proof only after it has verified the caller's. Messages have fixed sizes. Later bytes are not encrypted, so anyone
 who can change packets between hosts is trusted.
 
-The talks are generators without input or output: a yielded int requests that many bytes, which the caller passes to
-`send`; the caller sends yielded bytes. Source: challenge-response with HMAC, RFC 2104; FIPS 198-1.
+The talks are generators that do no input or output themselves. A yielded int asks the caller to read that many bytes
+and to pass them to the generator's `send`. Yielded bytes are for the caller to send to the other side. Source:
+challenge-response with HMAC, RFC 2104; FIPS 198-1.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def introduce(credentials: Credentials, own: Guest, meant: int) -> Talk[None]:
     if answer[:1] != _ACCEPTED:
         raise SecretsDiffer(f"rank {meant} did not take the proof of rank {own.rank}")
     if not hmac.compare_digest(answer[1:], credentials.proof(b"accepting", own, meant, nonces)):
-        raise Refused(f"what answers there is not rank {meant} of group {credentials.group!r}")
+        raise Refused(f"the process that answers there is not rank {meant} of group {credentials.group!r}")
 
 
 def receive(credentials: Credentials, own_rank: int, is_expected: Callable[[Guest], bool]) -> Talk[Guest]:

@@ -1,6 +1,6 @@
 """The identity of this rank's host, and the address at which other ranks reach this rank.
 
-Where: `group.connect_group` calls it before it publishes this rank's record.
+Where: `group.connect_group` calls these functions before it publishes this rank's record.
 Sources: random(4) for boot_id, namespaces(7), netdevice(7) for SIOCGIFADDR, /proc/net/if_inet6.
 """
 
@@ -140,7 +140,7 @@ def _is_loopback(address: str) -> bool:
         return True
     try:
         return ipaddress.ip_address(address).is_loopback
-    except ValueError:  # `target` is a name
+    except ValueError:  # `address` is a name
         return False
 
 

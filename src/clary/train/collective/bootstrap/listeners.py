@@ -49,7 +49,7 @@ def open_listeners(address: str, size: int, *, congestion: str = "") -> Listener
     """Listen on `address` for a group of `size` ranks.
 
     Args:
-        address: name or number of an interface of this host.
+        address: host name or IP address of an interface of this host.
         size: number of ranks.
         congestion: congestion control of the connections that are accepted; empty for the system's.
 
@@ -106,7 +106,8 @@ def dial(record: RankRecord, *, is_local: bool, congestion: str = "") -> socket.
         sock.setblocking(False)
         tune(sock)
         if not is_local:
-            _refusal_of(sock, congestion)  # the listener of this rank has it already: nothing is refused here
+            # this rank's listener has set it already, so the kernel does not refuse it here
+            _refusal_of(sock, congestion)
         code = sock.connect_ex(place)  # type: ignore[arg-type]  # text or a tuple, by the family
         if code not in (0, errno.EINPROGRESS):
             raise OSError(code, os.strerror(code))
@@ -131,7 +132,7 @@ def tune(sock: socket.socket) -> None:
 
 
 def _refusal_of(sock: socket.socket, name: str) -> str:
-    """Set the congestion control of a TCP socket, which accepted connections inherit; return why not, or ""."""
+    """Set the congestion control of a TCP socket, which accepted connections inherit; return the error, or ""."""
     if not name:
         return ""
     if sys.platform != "linux":

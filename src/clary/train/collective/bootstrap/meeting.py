@@ -1,9 +1,9 @@
 """Makes the sockets between this rank and all others: accepts and connects in one loop without threads.
 
-Where: `group.connect_group`, once it has the records of all ranks. The higher rank of a pair connects to the lower
-rank. `handshake` refuses all other connections (from port scanners, silent programs, ranks of another job), each within
-its own time limit and without delaying other handshakes; refusals are counted for the error message if no group is
-formed.
+Where: `group.connect_group` runs a `Meeting` once it has the records of all ranks. The higher rank of a pair connects
+to the lower rank. `handshake` refuses all other connections (from port scanners, silent programs, ranks of another
+job), each within its own time limit and without delaying other handshakes; refusals are counted for the error message
+if no group is formed.
 
 Connected side streams are watched meanwhile: a rank that gives up sends the reason there (`words`), and all other ranks
 fail at once instead of waiting for their deadline.

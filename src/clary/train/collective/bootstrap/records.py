@@ -161,7 +161,7 @@ def decode(kind: type[Document], value: bytes, *, key: str) -> Document:
         return from_plain(kind, json.loads(value))
     except (ValueError, RecursionError, ContractError) as error:  # not UTF-8, not JSON, too deep, or with wrong fields
         raise BootstrapError(
-            f"key {key!r} of the store holds no {kind.__name__} of version {VERSION}: {error}. Do all ranks run the "
-            f"same version of Clary, and does nothing else use these keys?",
+            f"key {key!r} of the store holds no {kind.__name__} of version {VERSION}: {error}. Check that "
+            "all ranks run the same version of Clary and that nothing else uses these keys.",
             retryable=False,
         ) from error

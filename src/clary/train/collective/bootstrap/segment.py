@@ -1,7 +1,8 @@
 """Memory that the ranks of one host share: its first rank creates it without a name and sends its descriptor.
 
-Where: `group.connect_group`, once the side streams are connected. The kernel frees the memory when the last process
-that holds it ends, however it ends, so no cleanup is needed. Source: memfd_create(2), fcntl(2) on seals.
+Where: `group.connect_group` calls these functions once the side streams are connected. The kernel frees the memory when
+the last process that holds it ends, however it ends, so no cleanup is needed. Source: memfd_create(2), fcntl(2) on
+seals.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Where: the NumPy adapter uses it; torch has its own store.
 
-A connection begins with `handshake` in the role STORE, keyed by the job's secret. Without a secret the handshake
-prevents accidents, but no attacks: a shared network needs CLARY_COLLECTIVE_SECRET. After the handshake, the client
+A connection begins with `handshake` in the role STORE, keyed by the job's secret. Without a secret, the handshake
+prevents accidents but not attacks: a shared network needs CLARY_COLLECTIVE_SECRET. After the handshake, the client
 sends any number of requests:
 
     request  operation (1), bytes of key (2), bytes of value (4), milliseconds to wait (4), key, value
@@ -53,8 +53,8 @@ class TcpStore:
         secret: the job's secret; "" if it has no secret.
         timeout_s: longest wait for rank 0's start.
 
-    Raises: BootstrapError if rank 0 did not start, is another program or has another secret; on rank 0 if it cannot
-        listen at the address.
+    Raises: BootstrapError if rank 0 did not start or has another secret, or if another program answers; on rank 0, if
+        it cannot listen at the address.
     """
 
     def __init__(self, address: str, port: int, *, rank: int, secret: str, timeout_s: float) -> None:
@@ -104,9 +104,9 @@ class TcpStore:
                 return self._greet(address, port, rank, credentials)
             except Refused as refusal:
                 raise BootstrapError(
-                    f"{self._place} is not one that rank {rank} can use: {refusal}. Do all ranks have the same "
-                    f"CLARY_COLLECTIVE_SECRET, and does no other program have this port? CLARY_COLLECTIVE_PORT "
-                    f"chooses another",
+                    f"{self._place} is not one that rank {rank} can use: {refusal}. Check that all ranks have the "
+                    "same CLARY_COLLECTIVE_SECRET and that no other program uses this port. "
+                    "CLARY_COLLECTIVE_PORT chooses another",
                     culprit=0,
                     retryable=False,
                 ) from refusal
@@ -114,8 +114,8 @@ class TcpStore:
                 if limit.has_passed:
                     raise BootstrapError(
                         f"rank {rank} cannot reach {self._place} after {limit.elapsed_s:.1f} s, the limit being "
-                        f"{limit.limit_s:g} s: {error.strerror or error}. Was rank 0 started, is that its address, and "
-                        f"is the port open? CLARY_COLLECTIVE_CONNECT_TIMEOUT_S is the limit",
+                        f"{limit.limit_s:g} s: {error.strerror or error}. Was rank 0 started, is that its address, "
+                        "and is the port open? CLARY_COLLECTIVE_CONNECT_TIMEOUT_S sets the limit",
                         culprit=0,
                     ) from error
                 time.sleep(min(_RETRY_S, limit.remaining_s))
@@ -142,7 +142,7 @@ class TcpStore:
         with self._turn:
             sock = self._sock
             if sock is None:
-                raise BootstrapError(f"{self._place} was closed or lost before; rank 0 keeps it", culprit=0)
+                raise BootstrapError(f"{self._place} was closed or lost earlier; rank 0 runs the store", culprit=0)
             try:
                 sock.settimeout(wait_s + _GRACE_S)
                 request = REQUEST.pack(operation, len(name), len(value), int(wait_s * _MS))

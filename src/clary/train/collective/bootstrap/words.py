@@ -1,7 +1,7 @@
 """Messages of ranks on side streams before the core owns the streams: "I am ready", or "I give up, because".
 
-Where: `group.connect_group`, once the sockets are connected; `meeting` looks for farewells while ranks are still
-missing. The group is formed when every rank has received READY from every other rank.
+Where: `group.connect_group` calls these functions once the sockets are connected; `meeting` looks for farewells while
+ranks are still missing. The group is formed when every rank has received READY from every other rank.
 
     R               ready; for ranks of its host the leader attaches the descriptor of the shared memory
     X length text   the sender gives up, with the reason
@@ -94,7 +94,7 @@ def await_ready(sides: Mapping[int, socket.socket], *, leader: int | None, deadl
 
 
 def read_farewell(sock: socket.socket) -> str:
-    """Read a received farewell from its first byte on; return its text, or a default text if the peer just ended."""
+    """Read a received farewell from its first byte on; return its text; if it is empty, a default text."""
     deadline = Deadline(_FAREWELL_LIMIT_S)
     header = _read(sock, len(FAREWELL) + _LENGTH.size, deadline)
     if len(header) < len(FAREWELL) + _LENGTH.size:
@@ -106,8 +106,9 @@ def read_farewell(sock: socket.socket) -> str:
 def cause_of(sides: Mapping[int, socket.socket], peer: int, words: str) -> tuple[int, str]:
     """Return the rank to blame after `peer` has ended, and its words.
 
-    A rank that gives up because of another rank may end without a word, if its connection was not complete or it was
-    ready. The farewell of the first one is then on its way here, and is waited for.
+    A rank that gives up because of another rank may end without a farewell, if its connection was not complete or if it
+    had already sent READY. The farewell of the rank that gave up first is then still on its way here, so this function
+    waits for it.
 
     Args:
         sides: side streams, by rank.
@@ -119,7 +120,7 @@ def cause_of(sides: Mapping[int, socket.socket], peer: int, words: str) -> tuple
     while words == WORDLESS and waiting and not deadline.has_passed:
         for sock in select.select(list(waiting.values()), [], [], deadline.remaining_s)[0]:
             rank = next(rank for rank, other in waiting.items() if other is sock)
-            del waiting[rank]  # one look at each: a rank that was ready sends no farewell
+            del waiting[rank]  # look at each stream only once: a rank that was ready sends no farewell
             with contextlib.suppress(OSError):
                 if sock.recv(1, socket.MSG_PEEK) == FAREWELL:
                     return rank, read_farewell(sock)

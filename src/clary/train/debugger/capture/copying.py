@@ -1,6 +1,6 @@
 """Copies of one step's tensors: copied or reduced while training waits, then read by the writer.
 
-On a GPU, copies and reductions run on the streams that compute; only the writer waits for them.
+On a GPU, copies and reductions run on the streams on which training computes; only the writer waits for them.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class StepCopy:
     def _wait_for_copies(self) -> None:
         with graph_captures.gate.between(_CAPTURE_S) as is_free:
             if not is_free:
-                raise DebuggerError(f"a graph has been captured for {_CAPTURE_S:g} s: the step is not written")
+                raise DebuggerError(f"the capture of a CUDA graph has lasted {_CAPTURE_S:g} s: the step is not written")
             for (device, _), event in self._events.items():
                 with torch.cuda.device(device):  # else CUDA might initialize the first device
                     event.synchronize()

@@ -21,7 +21,7 @@ _originals: dict[str, Any] = {}  # module -> its original function
 
 
 def step_aside(without_hook: WithoutHook) -> None:
-    """Make graphed callables within `without_hook` from now on; do nothing in a torch without them."""
+    """Run `make_graphed_callables` within `without_hook` from now on; do nothing in a torch that lacks it."""
     _asides.append(without_hook)
     for name in _MODULES:
         original = getattr(sys.modules.get(name), _NAME, None)
@@ -31,7 +31,7 @@ def step_aside(without_hook: WithoutHook) -> None:
 
 
 def stay(without_hook: WithoutHook) -> None:
-    """Undo `step_aside`; a second call does nothing. The last call restores torch."""
+    """Undo `step_aside`; a second call does nothing. The call that undoes the last `step_aside` restores torch."""
     if without_hook in _asides:
         _asides.remove(without_hook)
     if not _asides:

@@ -1,7 +1,7 @@
 """Reports losses without changes to the program: wraps torch's loss functions, which its loss modules call.
 
-A function's tensors have the name of its module, `CrossEntropyLoss_output_0`, so that a program may use function or
-module. Without listeners, or while a compiler traces, a wrapper only calls the function.
+Tensors of a loss function are named after its module, `CrossEntropyLoss_output_0`, so that a program may use either the
+function or the module. Without listeners, or while a compiler traces, a wrapper only calls the function.
 """
 
 from __future__ import annotations

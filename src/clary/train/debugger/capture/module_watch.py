@@ -1,8 +1,8 @@
 """Hooks in torch: permanently on the model, on other modules and parameters only in steps that are saved.
 
 Hooks on every module and parameter would slow down each step, including the 499 of 500 steps that are not saved. So
-only the model has a permanent hook, which reports the begin of a step; the other hooks are installed then and removed
-when the step ends.
+only the model has a permanent hook, which reports the start of a step. The other hooks are installed at the start of a
+step that is saved, and removed when that step ends.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ModuleWatch:
 
     @contextlib.contextmanager
     def without_hook(self) -> Iterator[None]:
-        """Remove the hook from the model within a block; calls within the block are no steps."""
+        """Remove the hook from the model within a block; calls within the block do not count as steps."""
         model, handles, self._handles = self.model, self._handles, []
         for handle in handles:
             handle.remove()
@@ -155,7 +155,8 @@ class StepWatch:
     Args:
         collections: the collections to save at the step.
         see_tensor: called with a name and a tensor.
-        see_module: called with a module's name, its class unless the name has it, its arguments and its result.
+        see_module: called with a module's name, its class (empty if the name is the class), its arguments and its
+            result.
         is_wanted: returns whether a tensor with a name is saved.
     """
 
@@ -204,7 +205,7 @@ class StepWatch:
         return see
 
     def _before_optimizer(self, *_: Any) -> None:
-        """Save gradients that no hook has reported: gradients that a library set, or of a sharded parameter."""
+        """Save gradients that no hook has reported: set by a library, or belonging to a sharded parameter."""
         for name, parameter in self._modules.parameters():
             if name not in self._has_gradient and parameter.grad is not None and self._is_wanted(GRADIENT + name):
                 self._see_tensor(GRADIENT + name, parameter.grad)
@@ -225,7 +226,8 @@ class StepWatch:
                 self._see_module(name, module.__class__.__name__.lower(), given, result)
         elif id(module) in self._modules.losses or (
             isinstance(module, torch.nn.modules.loss._Loss)
-            and not module.__class__.__module__.startswith("torch.")  # torch's own call functions, which run hooks
+            # torch's own loss modules call loss functions, which report the loss
+            and not module.__class__.__module__.startswith("torch.")
         ):
             self._see_module(module.__class__.__name__, "", given, result)
 

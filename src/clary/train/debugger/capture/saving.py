@@ -80,7 +80,8 @@ class Saver:
             mode_step=mode_step,
             worker=self._worker,
             num_workers=self._num_workers,
-            written_at=max(time.time(), self._writer.began_at),  # also if the clock was set back meanwhile
+            # not before the program's start, even if the clock was set back
+            written_at=max(time.time(), self._writer.began_at),
         )
         self._copy = StepCopy(index, piece, self._pieces)
         return self._copy
@@ -112,7 +113,7 @@ class Saver:
         """Wait until all steps are written, and mark this worker as ended.
 
         Args:
-            failure: the error that ended the saving before the training; empty without an error.
+            failure: the error that ended saving before the training ended; empty without an error.
         """
         try:
             is_written = self._writer.close(limit_s=self.limit_s, num_dropped=self.num_dropped, failure=failure)

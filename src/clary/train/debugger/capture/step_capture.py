@@ -1,7 +1,7 @@
 """Follows the program step by step and copies the wanted tensors.
 
 A step begins when the model is called, in any phase, and ends at its next call: tensors in between belong to it.
-Weights are saved as before the step, gradients as after its backward pass.
+Weights are saved as they are before the step, gradients as they are after its backward pass.
 
 An error here ends the saving, not the training: it is logged once, and `failure` keeps it.
 """
@@ -200,7 +200,7 @@ class StepCapture:
         return CountsFile(before)
 
     def _leave_count(self, file: CountsFile) -> None:
-        """Record the begin of a step if this program trains; a program that only evaluates writes no checkpoints."""
+        """Record the start of a step if this program trains; a program that only evaluates writes no checkpoints."""
         self._has_trained = self._has_trained or torch.is_grad_enabled()
         if self._has_trained and self._output.saves:
             modes = self.mode_steps

@@ -29,7 +29,7 @@ from clary.contract.step_counts import (
     pack_row,
 )
 
-_MAX_BYTES = 64 * 1024  # most bytes of the file that the agent leaves after a restore
+_MAX_BYTES = 64 * 1024  # maximum size in bytes of the file that the agent leaves after a restore
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _log = logging.getLogger("clary.debugger")
@@ -62,7 +62,7 @@ class CountsFile:
     """Writes a row for each step of this process.
 
     Args:
-        before: the counts at the begin of the process.
+        before: the counts at the start of the process.
     """
 
     def __init__(self, before: StepCounts) -> None:
@@ -73,7 +73,7 @@ class CountsFile:
         self._identity = (0, 0)
 
     def add(self, worker: str, total: int, train: int, evaluate: int, predict: int) -> None:
-        """Record that a step begins; never raises. Takes one write, without threads or locks.
+        """Record that a step begins; never raises. It costs one write and uses no threads or locks.
 
         Args:
             worker: `worker_N`; only the first step uses it.
@@ -88,7 +88,7 @@ class CountsFile:
             # A program may have closed this descriptor, and its number may now belong to a file of the program.
             if _identity(self._descriptor) != self._identity:
                 self._descriptor = -1
-                raise OSError("the program has closed their file")
+                raise OSError("the program has closed the file of step counts")
             self._number += 1
             row = pack_row(self._number, now_ns, (total, train, evaluate, predict))
             os.pwrite(self._descriptor, row, offset_of(self._number))

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-_is_compiling: Any = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)  # default: before 2.3
+# default for torch before 2.3
+_is_compiling: Any = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
 
 
 def is_traced() -> bool:

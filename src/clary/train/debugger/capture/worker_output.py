@@ -42,7 +42,7 @@ class WorkerOutput:
         return self._place or worker_place()
 
     def find_worker(self) -> None:
-        """Determine this worker's place until its first save, since a process group may have been made meanwhile."""
+        """Determine this worker's place anew unless it has saved; a process group may have been made meanwhile."""
         if self._saver is None:
             self._place = worker_place()
 
@@ -98,7 +98,7 @@ class WorkerOutput:
         """Wait until all steps are written, and mark this worker as ended.
 
         Args:
-            failure: the error that ended the saving before the training; empty without an error.
+            failure: the error that ended saving before the training ended; empty without an error.
         """
         if self._saver is not None:
             self._saver.close(failure=failure)

@@ -96,7 +96,7 @@ class Writer:
         Args:
             limit_s: seconds to wait.
             num_dropped: number of steps that got no memory in time.
-            failure: the error that ended the saving before the training; empty without an error.
+            failure: the error that ended saving before the training ended; empty without an error.
 
         Raises: OSError.
         """

@@ -73,7 +73,7 @@ class Ends:
 
 
 def mark_ended(path: str | Path) -> None:
-    """Mark a training as ended, in place of its program. Raises: OSError."""
+    """Mark a training as ended, on behalf of its program. Raises: OSError."""
     (Path(path) / END_OF_JOB).touch()
 
 

@@ -3,10 +3,9 @@
 This host's tensors are in a local folder. The other hosts copy their tensors to S3 while they run, some seconds after
 writing, and this module reads them there. A file that is in both is read from the folder.
 
-[Note: one look]
-In each look for new files, a trial lists collections, then end marks, then steps; so if all hosts have ended, it has
-seen every step. Therefore the prefix is listed either in a whole look or not at all, and its end marks count from the
-next look on, if this look also listed the steps.
+[Note: one look] In each scan for new files, a trial lists collections, then end marks, then steps, so that it has seen
+every step once all hosts have ended. Therefore one scan lists either all folders below the prefix or none. End marks
+found there count only from the next scan on, and only if the scan that found them also listed the steps.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class ObjectBlocks:
     """Blocks by key; the least recently used block is dropped first. The folder is removed when the process ends.
 
     Args:
-        max_bytes: most bytes of all blocks together.
+        max_bytes: maximum total size of all blocks in bytes.
         place: parent of the new folder; None for the temporary directory.
 
     Raises: OSError.

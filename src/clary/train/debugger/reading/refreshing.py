@@ -1,4 +1,4 @@
-"""Context managers that stop or resume trials' looks for new files. The names are smdebug's."""
+"""Context managers that stop or resume trials' scans for new files. The names are smdebug's."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from clary.train.debugger.reading.trial import Trial
 
 @contextlib.contextmanager
 def no_refresh(trials: Trial | list[Trial]) -> Iterator[Trial | list[Trial]]:
-    """Stop the looks of trials for new files within a block."""
+    """Stop the scans of trials for new files within a block."""
     with _refreshing(trials, False):
         yield trials
 
 
 @contextlib.contextmanager
 def refresh(trials: Trial | list[Trial]) -> Iterator[Trial | list[Trial]]:
-    """Resume the looks of trials for new files, in a block inside `no_refresh`."""
+    """Resume the scans of trials for new files, in a block inside `no_refresh`."""
     with _refreshing(trials, True):
         yield trials
 

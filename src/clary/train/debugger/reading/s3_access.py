@@ -43,7 +43,7 @@ class Bucket(Protocol):
         Args:
             key: key of the object.
             start: offset of the first byte, which the object must have.
-            length: 1 or more; fewer at the object's end.
+            length: 1 or more; fewer bytes are returned at the object's end.
         Raises: FileNotFoundError, StoreError.
         """
 

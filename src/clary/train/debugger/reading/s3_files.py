@@ -1,8 +1,8 @@
 """Files of a training below a prefix of S3, in the layout of the local folder.
 
-A folder is listed from the step on that all workers have passed. Objects are read in blocks, which are cached on this
-machine's disk up to a bound. An object is complete or does not exist. An object that is replaced during a read does not
-match its checksums, and is read again when its new version is listed.
+A listing of a folder starts at the last step that all workers have passed. Objects are read in blocks, which are cached
+on this machine's disk up to a bound. An object is complete or does not exist. An object that is replaced during a read
+does not match its checksums, and is read again when its new version is listed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class S3Files:
 
     Args:
         prefix: without slashes at its ends; empty for the whole bucket.
-        cache_bytes: most bytes of blocks on this machine's disk.
+        cache_bytes: maximum total size of the blocks on this machine's disk, in bytes.
         cache_place: parent of the blocks' folder; None for the temporary directory.
         interval_s: seconds between two looks for new files.
     """
@@ -75,7 +75,7 @@ class S3Files:
         """Return bytes of an object.
 
         Args: as `Files.read`.
-        Raises: TensorFileError if the object has become shorter; as `size`.
+        Raises: TensorFileError if the object has become shorter; otherwise the errors of `size`.
         """
         size, etag = self._facts_of(name)
         end = min(start + length, size)
@@ -144,7 +144,7 @@ def open_s3_files(uri: str, *, cache_bytes: int = CACHE_BYTES, cache_place: Path
 
     Args:
         uri: s3://bucket/prefix; the prefix may be missing.
-        cache_bytes: most bytes of blocks on this machine's disk.
+        cache_bytes: maximum total size of the blocks on this machine's disk, in bytes.
         cache_place: parent of the blocks' folder; None for the temporary directory.
     Raises: ConfigurationError for another kind of URI, or if neither boto3 nor the job's variables give access to S3.
     """

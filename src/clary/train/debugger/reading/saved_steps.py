@@ -101,7 +101,7 @@ class SavedSteps:
         return self._mode_steps.get(mode, {}).get(mode_step)
 
     def among(self, steps: Iterable[int], mode: ModeKeys, *, with_incomplete: bool) -> list[int]:
-        """Return the numbers in a phase of those global steps that belong to the phase, sorted.
+        """Return the sorted step numbers, within a phase, of the given global steps that belong to the phase.
 
         Args:
             steps: global steps that at least one worker has saved.

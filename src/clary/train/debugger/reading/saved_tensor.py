@@ -26,7 +26,7 @@ class StepReader(Protocol):
         """Read the files saved since the last call."""
 
     def steps_among(self, steps: Iterable[int], mode: ModeKeys, *, with_incomplete: bool) -> list[int]:
-        """Return the numbers in `mode` of those global steps that belong to it.
+        """Return the step numbers in `mode` of the given global steps that belong to `mode`.
 
         Args: as `SavedSteps.among`.
         """
@@ -127,7 +127,7 @@ class Tensor:
         worker: str | None = None,
         abs: bool = False,  # noqa: A002 - smdebug's word
     ) -> Any:
-        """Return a reduction at a step as a numpy number, saved or else computed from the values.
+        """Return a reduction at a step as a numpy number: as saved, or else computed from the values.
 
         Args:
             reduction_name: such as `mean`, `l2` or `variance`.
@@ -169,7 +169,7 @@ class Tensor:
         """Return the tensor's shape at a step.
 
         Args: as `value`.
-        Raises: ShapeUnavailableForStep and as `value`.
+        Raises: ShapeUnavailableForStep and the errors of `value`.
         """
         try:
             _, entry = self._entry(step_num, mode, worker)

@@ -184,7 +184,7 @@ class Trial:
         )
 
     def alias(self, tname: str) -> str:
-        """Return a tensor's alias, which has the module's class and which expressions also match, or ""."""
+        """Return a tensor's alias, or ""; it contains the module's class, and expressions also match it."""
         return self._tensors.alias(tname)
 
     # Waiting for steps.
@@ -239,7 +239,7 @@ class Trial:
         return self._steps.global_step(mode, mode_step)
 
     def steps_among(self, steps: Iterable[int], mode: ModeKeys, *, with_incomplete: bool) -> list[int]:
-        """Return the numbers in a phase of those global steps that belong to the phase, sorted.
+        """Return the sorted step numbers, within a phase, of the given global steps that belong to the phase.
 
         Args: as `SavedSteps.among`.
         """

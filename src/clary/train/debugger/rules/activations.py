@@ -18,7 +18,7 @@ class DeadRelu(BuiltInRule):
     Args:
         tensor_regex: outputs of ReLUs.
         threshold_inactivity: least activity of a ReLU that is not dead, in percent of the batch.
-        threshold_layer: largest share of dead ReLUs in a layer without a finding, in percent.
+        threshold_layer: largest share of dead ReLUs in a layer that causes no finding, in percent.
     """
 
     def __init__(
@@ -46,19 +46,19 @@ class DeadRelu(BuiltInRule):
 
 
 class SaturatedActivation(BuiltInRule):
-    """Most of a layer's tanh or sigmoid functions have inputs at which they hardly have a slope.
+    """Most of a layer's tanh or sigmoid functions have inputs at which their slope is almost zero.
 
     Formula: 100 * mean(saturated) > threshold_layer, where a function is saturated if 100 * mean(min < x < max) <
         threshold_inactivity for its inputs x over the batch, the first dimension
     Args:
         collection_names: collections whose tensors are evaluated in addition to those of `tensor_regex`.
         tensor_regex: inputs of functions; a tensor's name shows which of the two functions has the input.
-        threshold_tanh_min: the smallest input with a slope, of tanh.
-        threshold_tanh_max: the largest input with a slope, of tanh.
-        threshold_sigmoid_min: the smallest input with a slope, of sigmoid.
-        threshold_sigmoid_max: the largest input with a slope, of sigmoid.
-        threshold_inactivity: least share of the batch with a slope in an unsaturated function, in percent.
-        threshold_layer: largest share of saturated functions in a layer without a finding, in percent.
+        threshold_tanh_min: the smallest input at which tanh still has a slope.
+        threshold_tanh_max: the largest input at which tanh still has a slope.
+        threshold_sigmoid_min: the smallest input at which sigmoid still has a slope.
+        threshold_sigmoid_max: the largest input at which sigmoid still has a slope.
+        threshold_inactivity: smallest share of the batch, in percent, for which an unsaturated function has a slope.
+        threshold_layer: largest share of saturated functions in a layer that causes no finding, in percent.
     """
 
     def __init__(

@@ -21,12 +21,12 @@ _WAYS = {
 class ClassImbalance(BuiltInRule):
     """One class has far fewer samples than another, or is mostly predicted wrong.
 
-    Formula: max(n) / min(n) > threshold_imbalance, where n are the labels of each class among the last samples or more,
-        or wrong / n > threshold_misprediction for some class; the second once twice as many labels have been seen,
-        so that predictions of an untrained model do not count
+    Formula: max(n) / min(n) > threshold_imbalance, where n is the number of labels of each class among at least the
+        last `samples` labels, or wrong / n > threshold_misprediction for some class; the second condition applies once
+        twice as many labels have been seen, so that predictions of an untrained model do not count
     Args:
-        threshold_imbalance: largest ratio of samples without a finding.
-        threshold_misprediction: largest share of wrong predictions of a class without a finding.
+        threshold_imbalance: largest ratio of samples that causes no finding.
+        threshold_misprediction: largest share of wrong predictions of a class that causes no finding.
         samples: number of labels before the first finding.
         argmax: whether predictions have a value for each class; by default, whether they have one more dimension than
             labels.
@@ -134,8 +134,8 @@ class Confusion(BuiltInRule):
         predictions: name or expression of the predictions, likewise.
         labels_collection: the collection of labels.
         predictions_collection: the collection of predictions.
-        min_diag: least share of correct predictions of a class without a finding.
-        max_off_diag: largest share of mistakes for one other class without a finding.
+        min_diag: smallest share of correct predictions of a class that causes no finding.
+        max_off_diag: largest share of samples mistaken for one other class that causes no finding.
     """
 
     def __init__(

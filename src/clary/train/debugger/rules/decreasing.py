@@ -15,16 +15,17 @@ from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_numb
 class LossNotDecreasing(BuiltInRule):
     """A loss no longer decreases.
 
-    Formula: d < diff_percent, where d = 100 * (before - now) / |before|, now is the mean of the losses saved since the
-        last look and before of those before it; looks are num_steps or more apart. A rise of up to
-        increase_threshold_percent is no finding if the smallest loss since the last look is the smallest of both
+    Formula: d < diff_percent, where d = 100 * (before - now) / |before|, `now` is the mean of the losses saved since
+        the previous comparison and `before` the mean of the losses in the interval before that; comparisons are
+        num_steps or more apart. A rise of up to increase_threshold_percent is no finding if the smallest loss since the
+        previous comparison is the smallest of both intervals
     Args:
         collection_names: collections of losses to evaluate besides the collection `losses`.
         tensor_regex: expressions for further losses.
         use_losses_collection: whether to evaluate the collection `losses`.
-        num_steps: steps between two looks.
-        diff_percent: least decrease without a finding, in percent.
-        increase_threshold_percent: largest rise between two looks that counts as noise, in percent.
+        num_steps: minimum number of steps between two comparisons.
+        diff_percent: smallest decrease that causes no finding, in percent.
+        increase_threshold_percent: largest rise between two comparisons that counts as noise, in percent.
         mode: TRAIN or EVAL for steps of that phase only; GLOBAL for all steps, each compared within its phase.
     """
 
@@ -44,7 +45,9 @@ class LossNotDecreasing(BuiltInRule):
         self.collection_names = [*as_list(collection_names), *(["losses"] if uses_losses else [])]
         self.tensor_regex = as_list(tensor_regex)
         if not self.collection_names and not self.tensor_regex:
-            raise ConfigurationError("LossNotDecreasing: name collection_names or tensor_regex, or use the losses")
+            raise ConfigurationError(
+                "LossNotDecreasing: set collection_names or tensor_regex, or use_losses_collection"
+            )
         self.num_steps = as_whole("num_steps", num_steps, least=1)
         self.diff_percent = as_number("diff_percent", diff_percent)
         self.increase_threshold_percent = as_number("increase_threshold_percent", increase_threshold_percent, least=0)
@@ -79,7 +82,7 @@ class LossNotDecreasing(BuiltInRule):
 
 
 def _windows(steps: list[int], apart: int) -> tuple[list[int], list[int]]:
-    """Return the steps since the last look and the steps of the window before; both empty if no look is due."""
+    """Return the steps since the previous comparison and the steps of the window before; empty if not due."""
     looks: list[int] = []
     for step in steps:
         if not looks or step - looks[-1] >= apart:

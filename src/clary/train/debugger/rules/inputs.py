@@ -13,12 +13,13 @@ from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_numb
 class CheckInputImages(BuiltInRule):
     """The values of input images are not around 0.
 
-    Formula: |mean(c)| > threshold_mean for the values of some color channel c of all images so far, from
-        threshold_samples images on
+    Formula: |mean(c)| > threshold_mean, where c are the values of one color channel in all images so far, once there
+        are at least threshold_samples images
     Args:
         threshold_mean: largest distance from 0 that is accepted.
         threshold_samples: least number of images for a finding.
-        regex: expressions of names of image tensors; the default is AWS's, the input's name in an MXNet model.
+        regex: regular expressions that match names of image tensors; the default is AWS's: the name of the input in an
+            MXNet model.
         channel: index of the dimension of color channels; dimension 0 counts images.
     """
 
@@ -82,7 +83,8 @@ class NLPSequenceRatio(BuiltInRule):
     Formula: 100 * mean(x == v) > p for the tokens x of a step, and a value v of token_values with its percentage p of
         token_thresholds_percent
     Args:
-        tensor_regex: expressions of names of sequence tensors; the default is AWS's, an embedding's name in MXNet.
+        tensor_regex: regular expressions that match names of sequence tensors; the default is AWS's: the name of an
+            embedding in MXNet.
         token_values: token values, separated by commas.
         token_thresholds_percent: for each token value, the largest percentage that is accepted.
     """

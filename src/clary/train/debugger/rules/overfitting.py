@@ -13,12 +13,13 @@ from clary.train.debugger.rules.base import BuiltInRule, Names, as_list, as_numb
 class Overfit(BuiltInRule):
     """Losses in validation are larger than in training.
 
-    Formula: (mean(v) - mean(t)) / |mean(t)| > ratio_threshold at more than patience validation steps in a row, where v
-        are the losses so far in this round of validation and t the training losses since the round before
+    Formula: (mean(v) - mean(t)) / |mean(t)| > ratio_threshold on more than `patience` validation steps in a row, where
+        v are the losses so far in this round of validation and t the training losses since the round before
     Args:
-        tensor_regex: regular expressions of names of losses to check; the collection losses if not given.
+        tensor_regex: regular expressions of names of losses to check; if not given, the tensors of the collection named
+            losses.
         start_step: the first global step to check.
-        patience: steps in a row above the ratio that are accepted.
+        patience: largest accepted number of steps in a row above the ratio.
         ratio_threshold: largest ratio that is accepted.
     """
 
@@ -69,8 +70,8 @@ class Overfit(BuiltInRule):
 class Overtraining(BuiltInRule):
     """A loss has not improved for many steps, in training or in validation.
 
-    Formula: for more than patience saved steps of its phase, the loss has not fallen more than delta below its best;
-        patience is patience_validation in validation, else patience_train
+    Formula: the loss has not fallen more than delta below its best value for more than patience_train saved training
+        steps, or for more than patience_validation saved validation steps
     Args:
         patience_train: limit of saved training steps without an improvement.
         patience_validation: limit of saved validation steps without an improvement.

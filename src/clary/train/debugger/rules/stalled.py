@@ -22,7 +22,7 @@ class StalledTrainingRule(BuiltInRule):
     Formula: t - p > threshold, where t is the time at which the step was saved and p the time of the step before; while
         the rule waits for a step, t is the current time and p that of the newest save
     Args:
-        threshold: seconds without a step that are accepted.
+        threshold: longest accepted time without a step, in seconds.
         stop_training_on_fire: stored for the rule's caller; this library stops no jobs.
         training_job_name_prefix: stored for the rule's caller.
     """
@@ -56,7 +56,7 @@ class StalledTrainingRule(BuiltInRule):
         )
 
     def invoke(self, step: int) -> None:
-        """Wait for a step as long as a new step appears every `threshold` seconds, then check it.
+        """Wait for a step while new steps keep appearing within `threshold` seconds of each other, then check it.
 
         Raises: RuleEvaluationConditionMet if no new step appears within `threshold`.
         """

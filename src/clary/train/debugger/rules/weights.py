@@ -15,9 +15,9 @@ _LOW, _HIGH = 5, 95  # percentiles of gradients
 class PoorWeightInitialization(BuiltInRule):
     """Weights began too large, too small or all equal, as the first steps show.
 
-    Formula: within the first saved steps, the loss has not gone down for patience saved steps, and
-        max(var(a)) / min(var(a)) > threshold over the inputs a of activations, or
-        p95(g) - p5(g) < distribution_range for some tensor g of the collection gradients
+    Formula: within the first saved steps, the loss has not gone down for `patience` saved steps, and one of two
+        conditions holds: max(var(a)) / min(var(a)) > threshold over the inputs a of activations, or p95(g) - p5(g) <
+        distribution_range for some tensor g of the collection gradients
     Args:
         activation_inputs_regex: inputs of activations.
         threshold: largest ratio of variances that is accepted.

@@ -55,7 +55,7 @@ def save(
 
     Args:
         f: a path; this rank's file is `f`, an underscore and `rank_words`.
-        partial: False writes `f` itself: one rank alone should call it.
+        partial: False writes `f` itself, so only one rank should call `save`.
         v3: every replica has a file of its own.
 
     Raises: TypeError if `f` is no text; OSError.

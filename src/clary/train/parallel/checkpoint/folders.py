@@ -1,4 +1,4 @@
-"""Checkpoints of a whole program: written by all ranks, resumed from by all ranks.
+"""Checkpoints of a whole program, which all ranks write and from which all ranks resume.
 
 Where: `smp.save_checkpoint`, `smp.resume_from_checkpoint`.
 
@@ -9,8 +9,8 @@ Where: `smp.save_checkpoint`, `smp.resume_from_checkpoint`.
 `layout.json` holds the degrees and the places of modules, so that a program of the same degrees is cut as before. A
 program of other degrees loads the model from the files of all ranks. It loads the optimizer's state only if ranks held
 whole parameters, else it raises an error. A save is written to a temporary folder and renamed once all ranks have
-written. All files of one save carry one mark: if hosts have folders of their own, files of two saves may be mixed, and
-a mixture is refused.
+written. All files of one save contain the same random mark. If hosts have folders of their own, files of two saves may
+be mixed; the marks then differ, and the mixture is refused.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`,
 "smp.save_checkpoint".
 """
@@ -116,7 +116,7 @@ def resume_from_checkpoint(
     load_optimizer: bool = True,
     translate: Callable[[State], State] | None = None,
 ) -> Any:
-    """Load a checkpoint into the program's model and optimizer; state is stored until the model is placed.
+    """Load a checkpoint into the program's model and optimizer, at once or as soon as modules are placed.
 
     All ranks call it.
     Args:
@@ -124,7 +124,7 @@ def resume_from_checkpoint(
         partial: as in the save.
         translate: changes a whole model before it is loaded.
 
-    Returns: the saved `user_content`; None without it. For a full checkpoint without it, the saved state.
+    Returns: the saved `user_content`; None without it. For a full checkpoint without `user_content`, the saved state.
     Raises: FileNotFoundError; CheckpointError if files do not belong together, or if the degrees differ and the state
         cannot be converted.
     """
@@ -163,7 +163,8 @@ def _whole(file: Path, inner: Any) -> State:
     if file.exists():
         whole: State = _read(file)
         return whole
-    state: State = importlib.import_module("safetensors.torch").load_file(beside)  # installed, as it wrote the file
+    # safetensors is installed, since it wrote the file
+    state: State = importlib.import_module("safetensors.torch").load_file(beside)
     places = state_of_parts(inner, keep_vars=True)
     first = {id(value): name for name, value in reversed(places.items()) if name in state}
     shared = {name: state[first[id(value)]] for name, value in places.items() if id(value) in first}
@@ -247,16 +248,17 @@ def _resume_elsewhere(runtime: Runtime, folder: Path, layout: Any, *, strict: bo
     """Load from the files of all ranks into a program of other degrees."""
     if layout["sharded"] or _degrees(runtime)["sharded"]:
         raise CheckpointError(
-            f"{folder} was saved with {_in_words(layout)}, this program has {_in_words(_degrees(runtime))}: parts of "
-            "sharded parameters or optimizers fit the same degrees alone; save a full checkpoint to change them"
+            f"{folder} was saved with {_in_words(layout)}, this program has "
+            f"{_in_words(_degrees(runtime))}: parts of sharded parameters or optimizers can be loaded "
+            "only with the same degrees; save a full checkpoint to change the degrees"
         )
     if load_optimizer and (
         layout["tensor"] != 1 or runtime.configuration.tensor_parallel_degree != 1 or layout["fp16"] or layout["bf16"]
     ):
         raise CheckpointError(
-            f"{folder} was saved with {_in_words(layout)}, this program has {_in_words(_degrees(runtime))}: the "
-            "optimizer's state is kept by slices or by ranks there and cannot be spread anew; load_optimizer=False "
-            "resumes with the model alone"
+            f"{folder} was saved with {_in_words(layout)}, this program has "
+            f"{_in_words(_degrees(runtime))}: the optimizer's state is stored by slices or by ranks and "
+            "cannot be redistributed; load_optimizer=False resumes with the model alone"
         )
     names = _names_of_all(folder, "model", layout)
     optimizer_names = _names_of_all(folder, "optimizer", layout) if load_optimizer else []
@@ -277,7 +279,8 @@ def _names_of_all(folder: Path, kind: str, layout: Any) -> list[str]:
     expected = layout["pipeline"] * layout["tensor"]
     if len(names) != expected:
         raise CheckpointError(
-            f"{folder} has {len(names)} of {expected} files {kind}_*.pt: all are needed where degrees changed"
+            f"{folder} has {len(names)} of {expected} files {kind}_*.pt: all are needed, because the "
+            "degrees have changed"
         )
     return names
 
@@ -312,8 +315,8 @@ def _read_part(folder: Path, name: str, layout: Any) -> Any:
     found = _read(folder / name)
     if found.pop(_MARK, None) != layout["mark"]:
         raise CheckpointError(
-            f"{folder / name} is of another save than {LAYOUT}: saving under this tag was broken off; resume from "
-            "another tag"
+            f"{folder / name} belongs to another save than {LAYOUT}: a save under this tag was "
+            "interrupted; resume from another tag"
         )
     return found
 

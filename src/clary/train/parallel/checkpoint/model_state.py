@@ -1,4 +1,4 @@
-"""A model's state: this rank's part, or the whole state as of a model on one rank.
+"""A model's state: this rank's part, or the whole state, as a model on a single rank has it.
 
 Where: methods of `DistributedModel`, and `folders`.
 
@@ -44,12 +44,12 @@ def local_state(module: torch.nn.Module, owners: Mapping[str, int], pipeline_ran
 
 
 def slices_of(module: torch.nn.Module) -> dict[str, tuple[int, int, int]]:
-    """Return dimension, index and number of slices of every tensor of a model that is cut over a tensor group."""
+    """Return dimension, slice index and number of slices for each tensor of a model cut over a tensor group."""
     return {name: (one.dimension, one.rank, one.size) for name, one in slices.slices_of(module).items()}
 
 
 def full_state(part: State, runtime: Runtime, *, to_first_only: bool = False) -> State:
-    """Join the parts of all ranks of one model to the whole state. All these ranks call it.
+    """Join one model's parts, which its ranks hold, into the whole state. All these ranks call it.
 
     Args:
         to_first_only: only the first of these ranks returns it; the others return {}.
@@ -135,7 +135,7 @@ def load_part(module: torch.nn.Module, owners: Mapping[str, int], pipeline_rank:
     """
     expected = local_state(module, owners, pipeline_rank)
     if part.get(SLICES, {}) != expected[SLICES]:
-        raise RuntimeError("this part of a state is cut otherwise over tensor ranks than the model")
+        raise RuntimeError("this part of a state is cut over tensor ranks in another way than the model")
     missing = [name for name in expected if name not in part and name not in _MARKS]
     unexpected = [name for name in part if name not in expected and name not in _MARKS]
     if strict and (missing or unexpected):

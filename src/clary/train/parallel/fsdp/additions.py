@@ -107,7 +107,7 @@ def _constructor(original: Any) -> Any:
         before = list(model.parameters())
         if state.expert_groups is None or not expert_wrapping(arguments, state.expert_groups):
             _shard_by_degree(arguments)
-        if post_param_init_fn is None:  # also for the parts of a unit, which the same call wraps
+        if post_param_init_fn is None:  # also None for the inner units that this unit's constructor wraps
             original(**arguments)
         else:
             token = _post_param_init_fn.set(post_param_init_fn)
@@ -156,8 +156,8 @@ def _check_transformed() -> None:
     asked = [f"{name} is {degree}" for name, degree in degrees.items() if degree > 1]
     if asked and not state.is_transformed:
         raise RuntimeError(
-            f"FSDP: {' and '.join(asked)}, and tsm.transform was not called, so the model is cut nowhere: call "
-            "model = tsm.transform(model) before FSDP, or set the degree to 1"
+            f"FSDP: {' and '.join(asked)}, and tsm.transform was not called, so the model is not cut: "
+            "call model = tsm.transform(model) before FSDP, or set the degree to 1"
         )
 
 
@@ -179,9 +179,9 @@ def _shard_by_degree(arguments: dict[str, Any]) -> None:
     given = arguments.get("process_group")
     if arguments.get("device_mesh") is not None or (given is not None and given != groups):
         raise ValueError(
-            f"FSDP was given a process_group or a device_mesh, and hybrid_shard_degree is {degree}, "
-            f"tensor_parallel_degree {state.tp_size}, which makes groups itself: leave them out, or set "
-            "hybrid_shard_degree to 0 and tensor_parallel_degree to 1"
+            f"FSDP was given a process_group or a device_mesh, but hybrid_shard_degree is {degree} and "
+            f"tensor_parallel_degree is {state.tp_size}, from which FSDP's groups are made: leave these "
+            "arguments out, or set hybrid_shard_degree to 0 and tensor_parallel_degree to 1"
         )
     arguments["process_group"] = groups
 

@@ -57,13 +57,13 @@ class FsdpConfiguration:
         num_data = size // tensor
         if hybrid > num_data or (hybrid and num_data % hybrid):
             raise ValueError(
-                f"hybrid_shard_degree is {hybrid}; it must divide the {num_data} ranks that are left of {size} by "
-                f"tensor_parallel_degree {tensor}"
+                f"hybrid_shard_degree is {hybrid}; it must divide {num_data}, the number of all {size} ranks "
+                f"divided by tensor_parallel_degree {tensor}"
             )
         if num_data % context:
             raise ValueError(
-                f"context_parallel_degree is {context}; it must divide the {num_data} ranks that are left of {size} by "
-                f"tensor_parallel_degree {tensor}"
+                f"context_parallel_degree is {context}; it must divide {num_data}, the number of all {size} "
+                f"ranks divided by tensor_parallel_degree {tensor}"
             )
         if num_data % self.expert_parallel_degree:
             raise ValueError(

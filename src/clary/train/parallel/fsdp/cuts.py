@@ -25,8 +25,9 @@ class Cut:
 
     Args:
         axis: the kind of group whose ranks hold the slices: tensor group or expert group.
-        parts: whole lengths along `dim` of the pieces, each of which is cut into equal slices; a matrix of gate and up
-            projections has two pieces. Empty if the parameter lies whole on one rank of the axis.
+        parts: lengths along `dim`, before the cut, of the pieces of the parameter; each piece is cut into equal slices,
+            and a matrix of gate and up projections has two pieces. Empty if the parameter lies whole on one rank of the
+            axis.
     """
 
     axis: Axis
@@ -55,7 +56,10 @@ class Cut:
             )
         odd = [part for part in self.parts if part % size]
         if odd:
-            raise ValueError(f"{odd[0]} of dimension {self.dim} of a parameter cannot be cut into {size} equal slices")
+            raise ValueError(
+                f"a part of length {odd[0]} along dimension {self.dim} of a parameter cannot be cut into "
+                f"{size} equal slices"
+            )
         pieces = whole.detach().split(self.parts, self.dim)
         own = [
             piece.narrow(self.dim, rank * (part // size), part // size)
@@ -99,7 +103,7 @@ def cut_of(module: nn.Module, name: str) -> Cut | None:
 
 
 def cuts_by_name(model: nn.Module) -> dict[str, Cut]:
-    """Return a model's cuts by full parameter names without wrapper names; a tied parameter has one entry a name."""
+    """Return a model's cuts by full parameter names without wrappers; a tied parameter has one entry per name."""
     return {name: cut for name, cut in marks_by_name(model).items() if cut.parts}
 
 

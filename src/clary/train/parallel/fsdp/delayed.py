@@ -162,9 +162,9 @@ class DelayedParamIniter:
         without = [name for name, one in [*module.named_parameters(), *module.named_buffers()] if one.is_meta]
         if without or self._wanting:
             raise RuntimeError(
-                f"delayed initialisation: {', '.join(sorted([*without, *self._wanting]))} has no values: give the "
-                "module that owns it reset_parameters or reset_buffers that sets it, or make the buffer outside "
-                'torch.device("meta")'
+                f"delayed initialisation: {', '.join(sorted([*without, *self._wanting]))} has no values: define "
+                "a reset_parameters or reset_buffers that sets it in the module that owns it, or make the buffer "
+                'outside torch.device("meta")'
             )
 
 

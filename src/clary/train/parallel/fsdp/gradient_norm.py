@@ -2,8 +2,8 @@
 
 [Note: counting once] A gradient element lies on one rank of the group over which FSDP shards its unit, or on all ranks
 of the group if the unit is not sharded. A parameter that is cut over an axis lies in slices on the ranks of this axis;
-other parameters are equal on all these ranks. So powers are summed separately for each (group of the unit, axis of the
-cut), over the ranks that hold different elements alone, and the sums are added.
+other parameters are equal on all these ranks. So powers are summed separately for each pair of unit group and cut axis,
+only over the ranks that hold different elements, and the sums are added.
 Source: arXiv 1909.08053 section 3 (norms over a tensor group); torch's `FullyShardedDataParallel.clip_grad_norm_`.
 """
 

@@ -47,9 +47,10 @@ def check_weights(model: nn.Module, group: Any) -> None:
     alike = [{name: value for name, value in one.items() if name in common} for one in told]
     if (found := first_difference(alike)) is not None:
         raise ValueError(
-            f"tsm.transform: {found[1]} has other values on rank {found[0]} of the group that shares the model than on "
-            "its first: make the model on all ranks after the same torch.manual_seed, or from the same files, or let "
-            "rank 0 send its weights, by load_state_dict_from_rank0=True and sync_module_states=True of FSDP"
+            f"tsm.transform: {found[1]} has different values on rank {found[0]} of the group that shares "
+            "the model and on the first rank of that group: make the model on all ranks after the same "
+            "torch.manual_seed, or from the same files, or let rank 0 send its weights, by "
+            "load_state_dict_from_rank0=True and sync_module_states=True of FSDP"
         )
 
 
@@ -110,7 +111,7 @@ def check_replicas(model: nn.Module, group: Any) -> None:
 
 
 def refuse_early_optimizer(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-    """Refuse a step over parameters that have left the model, as a hook before the steps of all optimizers.
+    """Refuse an optimizer step on parameters that the model no longer has; runs as a hook before every step.
 
     Raises: RuntimeError.
     """
@@ -163,9 +164,9 @@ def _check_first_inputs(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> 
     own |= {name: digest(one) for name, one in kwargs.items()}
     if state.tp_size > 1 and (found := first_difference(_told(own, state.tp_process_group))) is not None:
         raise ValueError(
-            f"{type(model).__name__}: {found[1]} of tensor rank {found[0]} is another than that of tensor rank 0, and "
-            "the ranks of a tensor group work on one batch: load data by rank // tensor_parallel_degree (and // "
-            "context_parallel_degree)"
+            f"{type(model).__name__}: {found[1]} of tensor rank {found[0]} differs from that of tensor "
+            "rank 0, and the ranks of a tensor group work on one batch: load data by rank // "
+            "tensor_parallel_degree (and // context_parallel_degree)"
         )
     tokens = kwargs.get("input_ids", args[0] if args else kwargs.get("inputs_embeds"))
     if state.cp_size == 1 or not isinstance(tokens, torch.Tensor) or bool((tokens == tokens.flatten()[0]).all()):

@@ -19,7 +19,7 @@ def empty_module_params(module: nn.Module, device: torch.device | str, recurse: 
 
     Args:
         device: device of the new parameters, which are new objects.
-        recurse: whether to replace parameters of all modules below it.
+        recurse: whether to replace the parameters of all modules below `module` too.
     """
     for part in module.modules() if recurse else [module]:
         for name, parameter in list(part._parameters.items()):
@@ -33,7 +33,7 @@ def move_buffers_to_device(module: nn.Module, device: torch.device | str, recurs
 
     Args:
         device: target device; buffers already on it stay the same objects.
-        recurse: whether to move buffers of all modules below it.
+        recurse: whether to move the buffers of all modules below `module` too.
     """
     for part in module.modules() if recurse else [module]:
         for name, buffer in part._buffers.items():

@@ -35,7 +35,7 @@ class Ranker:
 
     @property
     def _num_different(self) -> int:
-        """Period in ranks of shards and experts; one of the two periods is a multiple of the other."""
+        """Number of ranks after which shards and experts repeat; one of the two periods is a multiple of the other."""
         return max(self.num_shards * self.tensor_degree, self.expert_degree)
 
     def get_rep_rank(self, rank: int) -> int:

@@ -32,7 +32,7 @@ def init(config: Any = None) -> None:
         ValueError: a key is unknown, or degrees break a rule, which the error names.
         RuntimeError: torch.distributed is not initialised, `init` was called with other keys, or `smp.init` was called.
     """
-    # saves 439 ms, mostly of torch's FSDP, in programs that import a name but never call `init`
+    # saves 439 ms, mostly the import of torch's FSDP, in programs that import a name but never call `init`
     from clary.train.parallel.fsdp import additions, offloading
 
     is_first = state.configuration is None

@@ -26,7 +26,7 @@ def transform(
     load_state_dict_from_rank0: bool = False,
     cp_comm_type: str = "p2p",
 ) -> nn.Module:
-    """Cut a Hugging Face model by the configured degrees, in place; return it on its device and in its dtype.
+    """Cut a Hugging Face model by the configured degrees, in place; return it on `device` and in `dtype`.
 
     Models built like Llama, Mistral, Mixtral and GPT-NeoX are supported. Their layers also become instances of
     `TransformerLayer`, even with degrees of 1. Every rank calls it.
@@ -73,7 +73,7 @@ def transform(
 
 
 def _spread_experts(model: nn.Module, config: Any, *, is_sent: bool) -> None:
-    """Spread a model's experts over their ranks; with one rank, only balance tokens if the script passes a config."""
+    """Spread a model's experts over ranks; on one rank, only balance tokens, and only if `config` is given."""
     if state.ep_size == 1 and (config is None or not _has_experts(model)):
         return
     moe = read_moe_config(config)

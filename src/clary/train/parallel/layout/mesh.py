@@ -14,8 +14,9 @@ and two unions of axes have names: mp = pp and tp, the ranks that hold one model
 ranks that hold the same stage. A group along some axes holds the ranks with equal coordinates on all other axes,
 ordered by global rank.
 
-[Note: placement] A placement is the order of the axes, slowest-varying first. D, P and T stand for rdp, pp and tp: with
-DPT, consecutive ranks share a layer, then a model. `cluster` is DPT, `spread` TPD.
+[Note: placement] A placement is the order of the axes, slowest-varying first. D, P and T stand for rdp, pp and tp. With
+DPT, tp varies fastest: consecutive ranks first fill a tensor group (one layer), then the stages of one model, then the
+next replica. `cluster` is DPT, `spread` TPD.
 Source: sagemaker-python-sdk `doc/api/training/smd_model_parallel_general.rst`, "Ranking mechanism".
 """
 
@@ -146,7 +147,9 @@ class Mesh:
 
 
 def make_mesh(size: int, *, pipeline_degree: int = 1, tensor_degree: int = 1, placement: str = "cluster") -> Mesh:
-    """Make the mesh of `size` ranks; each pipeline degree * tensor degree ranks hold one replica of the model.
+    """Make the mesh of `size` ranks.
+
+    Each group of (pipeline degree * tensor degree) ranks holds one replica of the model.
 
     Args:
         placement: see [Note: placement].

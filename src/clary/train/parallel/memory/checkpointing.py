@@ -268,7 +268,7 @@ def _owners(module: nn.Module) -> Owners:
 
 
 def _can_checkpoint(module: nn.Module) -> bool:
-    """Return whether a module lies whole on this rank; its own rank checkpoints a module on another rank."""
+    """Return whether a module lies whole on this rank; a module on another rank is checkpointed by that rank."""
     owners = _owners(module)
     if owners.is_split:
         _refuse_split(module, owners)

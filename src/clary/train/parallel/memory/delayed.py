@@ -103,7 +103,7 @@ def materialize(
     tensors plus that of the initialisation of one parameter.
 
     Args:
-        device: target device; None is each parameter's device without delay.
+        device: target device; None is the device that each parameter would have without delayed initialisation.
         only: returns whether to make a module's own parameters and buffers; its children are decided separately.
 
     Returns: names of the parameters and buffers that were made.
@@ -198,15 +198,17 @@ def _value(
     model = _model_of(tensor)
     if model is None:
         raise DelayedInitializationError(
-            f"delayed initialisation: {name} has no memory, and nothing is known of how it is initialised. It was "
-            "made on the meta device, or changed type, device or copy after the context "
-            "delay_param_initialization ended: do that inside it"
+            f"delayed initialisation: {name} has no memory, and nothing is known of how it is "
+            "initialised. It was made on the meta device, or it was converted to another type, moved to "
+            "another device or copied after the context delay_param_initialization ended: do that inside "
+            "the context"
         )
     _, version = model.waiting.get(id(tensor), (None, tensor._version))
     if tensor._version != version:
         raise DelayedInitializationError(
-            f"delayed initialisation: {name} was changed in place while it had no memory, after the context "
-            "delay_param_initialization ended; the change is lost. Make it inside the context, or after the first step"
+            f"delayed initialisation: {name} was changed in place while it had no memory, after the "
+            "context delay_param_initialization ended; the change is lost. Make the change inside the "
+            "context, or after the first step"
         )
     key = tensor.untyped_storage()._cdata
     if key not in storages:

@@ -32,7 +32,7 @@ from clary.train.parallel.errors import ParallelError
 
 
 class DelayedInitializationError(ParallelError):
-    """Delayed initialisation of a parameter cannot produce its values without delay."""
+    """Delayed initialisation cannot produce the values that ordinary initialisation would give a parameter."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,11 @@ class Recording:
 
     def __init__(self) -> None:
         self._entries: list[_Entry] = []
-        self._writers: dict[int, list[int]] = {}  # numbers of entries by storage
+        self._writers: dict[int, list[int]] = {}  # indices of the entries that write a storage, by storage
         self._constants: dict[int, _Constant] = {}
         self._known: dict[int, StorageWeakRef] = {}  # weak references reserve addresses, so that ids stay unique
-        self._delayed: dict[int, torch.device] = {}  # storage without memory -> its device without delay
+        # storage without memory -> the device that it would have without delayed initialisation
+        self._delayed: dict[int, torch.device] = {}
         self._stands_for: dict[int, int] = {}  # storage of a delayed parameter -> original storage
         self._meta_of: dict[int, torch.UntypedStorage] = {}
         self.is_quiet = False  # True while internal operations run
@@ -92,11 +93,12 @@ class Recording:
         Args:
             tensor: of any shape, on any device.
         """
-        # `tensor.device` is no test: during a recording, a delayed tensor reports its device without delay.
+        # `tensor.device` is no test: during a recording, a delayed tensor reports the device that it would have without
+        # delayed initialisation.
         return is_plain(tensor) and tensor.untyped_storage().device.type == "meta" and self.delays(tensor)
 
     def device(self, tensor: torch.Tensor) -> torch.device:
-        """Return a delayed tensor's device without delay.
+        """Return the device that a delayed tensor would have without delayed initialisation.
 
         Args:
             tensor: of any shape; `delays` is true of it.
@@ -135,10 +137,11 @@ class Recording:
         return self._place(tensor).in_storage(self._meta_of[storage])
 
     def replay(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Compute a delayed tensor and its dependencies alone; another call computes it again.
+        """Compute only a delayed tensor and its dependencies; another call computes it again.
 
         Args:
-            tensor: of any shape; the result has the same shape, on the tensor's device without delay.
+            tensor: of any shape; the result has the same shape, on the device that the tensor would have without
+                delayed initialisation.
 
         Raises: DelayedInitializationError if a tensor from outside has changed since it was read.
         """
@@ -171,7 +174,8 @@ class Recording:
 
         Args:
             generator_states: the states before the operation, if it is random.
-            home: device of delayed results without delay; None if results are computed.
+            home: the device that delayed results would have without delayed initialisation; None if results are
+                computed.
         """
         recorded_args, recorded_kwargs = pytree.tree_map_only(torch.Tensor, self._place, (args, kwargs))
         reads = {place.storage for place in _places((recorded_args, recorded_kwargs))}
@@ -194,7 +198,7 @@ class Recording:
         )
 
     def take_constants(self, args: Any, written: list[torch.Tensor]) -> None:
-        """Keep tensors that an operation reads and no recorded operation made, before the operation can change them.
+        """Keep an operation's input tensors that no recorded operation made, before the operation can change them.
 
         Raises: DelayedInitializationError.
         """
@@ -205,8 +209,8 @@ class Recording:
                 if tensor.untyped_storage().device.type == "meta":
                     raise DelayedInitializationError(
                         f"delayed initialisation: a tensor of shape {tuple(tensor.shape)} on the meta device is read, "
-                        "and nothing is known of its values. Make the module that does it under "
-                        "delay_param_initialization(enabled=False)"
+                        "and nothing is known of its values. Construct the module that reads it in a "
+                        "delay_param_initialization(enabled=False) block"
                     )
                 self._constants[storage] = _Constant(tensor, tensor._version)
             if storage in changed and storage in self._constants:
@@ -219,7 +223,7 @@ class Recording:
 
     @contextmanager
     def quietly(self) -> Iterator[bool]:
-        """Switch off recording and reported devices in this block."""
+        """Switch off recording and the pretended devices of delayed tensors in this block."""
         before, self.is_quiet = self.is_quiet, True
         try:
             yield before

@@ -63,9 +63,9 @@ class RecordingMode(TorchDispatchMode):
         for tensor in written:
             if not self.recording.delays(tensor):
                 raise DelayedInitializationError(
-                    f"delayed initialisation: {operator} writes what is computed from a parameter into a tensor of "
-                    f"shape {tuple(tensor.shape)} that is no parameter. Make the module that does it under "
-                    "delay_param_initialization(enabled=False)"
+                    f"delayed initialisation: {operator} writes a value computed from a parameter into a tensor "
+                    f"of shape {tuple(tensor.shape)} that is not a parameter. Construct the module that does this "
+                    "in a delay_param_initialization(enabled=False) block"
                 )
 
     def _computed(self, values: Any) -> Any:
@@ -98,7 +98,7 @@ class RecordingMode(TorchDispatchMode):
 
 
 class PretendingMode(TorchFunctionMode):
-    """Makes delayed tensors report their device without delay, because constructors make buffers there."""
+    """Makes delayed tensors report the device they would normally have: constructors make buffers on it."""
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ _READS = (torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__)
 
 
 def _set_items(tensor: torch.Tensor, index: Any, value: Any) -> None:
-    """Assign `tensor[index] = value` by recorded operations; torch's assignment loses a number on the meta device."""
+    """Assign `tensor[index] = value` by recorded operations; torch's own loses a numeric `value` on meta."""
     indices = index if isinstance(index, tuple) else (index,)
     if all(one is None or one is Ellipsis or isinstance(one, int | slice) for one in indices):
         part = tensor[index]
@@ -159,6 +159,7 @@ def _stand_in(operator: Any, args: Any, kwargs: Any, written: list[torch.Tensor]
         return operator(*args, **kwargs)
     except (NotImplementedError, RuntimeError) as error:
         raise DelayedInitializationError(
-            f"delayed initialisation: the shape of what {operator} returns is not known before it is computed. Make "
-            "the module that does it under delay_param_initialization(enabled=False)"
+            f"delayed initialisation: the shape of what {operator} returns is not known before it is "
+            "computed. Construct the module that does this in a "
+            "delay_param_initialization(enabled=False) block"
         ) from error

@@ -29,7 +29,7 @@ from clary.train.parallel.errors import ParallelError
 from clary.train.parallel.memory.extents import Extent, Extents
 
 WAIT_LIMIT_S = 300.0  # timeout of one write or read
-PIECE_BYTES = 64 << 20  # most bytes of one system call, so that a thread can stop between calls
+PIECE_BYTES = 64 << 20  # maximum number of bytes per system call, so that a thread can stop between calls
 
 
 class SpillError(ParallelError):
@@ -78,9 +78,9 @@ class Spill:
                 except OSError as error:
                     self._extents.give_back(extent)
                     raise SpillError(
-                        f"activation offloading: {self.folder} has no room for {size} bytes more, of activations; "
-                        f"{self._length} are reserved ({error.strerror}). Free some, offload to another folder, or "
-                        "keep fewer microbatches alive (active_microbatches)"
+                        f"activation offloading: {self.folder} has no room for {size} more bytes of activations; "
+                        f"{self._length} bytes are reserved ({error.strerror}). Free some space, offload to another "
+                        "folder, or keep fewer microbatches alive (active_microbatches)"
                     ) from error
                 self._length = extent.end
         return extent

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from clary.train.parallel.groups import Groups
     from clary.train.parallel.runtime import Runtime
 
-_MOST_BYTES = 1 << 20  # most bytes of a tensor that are compared
+_MOST_BYTES = 1 << 20  # maximum number of bytes of a tensor that are compared
 _LOG = logging.getLogger("clary.smp")
 
 
@@ -38,10 +38,10 @@ def check_models(module: torch.nn.Module, groups: Groups) -> None:
     told = groups.allgather(facts, Along.WORLD)
     rank, name = first_difference(told) or (digests.index(next(one for one in digests if one != digests[0])), "")
     raise ValueError(
-        f"smp.DistributedModel: the model of rank {rank} is another than that of rank 0: {name or 'the order'} is "
-        f"{told[rank].get(name, 'not there' if name else 'another')} on the one and "
-        f"{told[0].get(name, 'not there' if name else 'another')} on the other: make the same model on all ranks, "
-        "trained in the same parts"
+        f"smp.DistributedModel: the model of rank {rank} differs from that of rank 0: "
+        f"{name or 'the order'} is {told[rank].get(name, 'not there' if name else 'another')} on the "
+        f"former and {told[0].get(name, 'not there' if name else 'another')} on rank 0: make the same "
+        "model on all ranks, with the same parameters trained"
     )
 
 
@@ -69,9 +69,10 @@ def check_inputs(
         own[name] = own.get(name, "") + digest(value)  # values of `*args` share one name
     if shares_batch and (found := first_difference(runtime.groups.allgather(own, Along.TP))) is not None:
         raise ValueError(
-            f"smp.step: {found[1]} of tensor rank {found[0]} is another than that of tensor rank 0, and with "
-            "prescaled_batch the ranks of a tensor group work on one batch: load data by smp.rdp_rank() and "
-            "smp.rdp_size(), or set prescaled_batch to false and load them by smp.dp_rank() and smp.dp_size()"
+            f"smp.step: {found[1]} of tensor rank {found[0]} differs from that of tensor rank 0, and with "
+            "prescaled_batch the ranks of a tensor group work on one batch: load data by smp.rdp_rank() "
+            "and smp.rdp_size(), or set prescaled_batch to false and load them by smp.dp_rank() and "
+            "smp.dp_size()"
         )
     if (
         configuration.partitions > 1

@@ -1,7 +1,7 @@
 """Detection of changes to a model's parameters that a script makes after `DistributedModel` has wrapped the model.
 
-Where: `DistributedModel` checks before each pass. It does not average gradients of unknown parameters, so replicas
-would diverge.
+Where: `DistributedModel` checks for such changes before each step, and before each forward pass outside of a step. It
+does not average gradients of unknown parameters, so replicas would diverge.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ class Watched:
         if strange:
             raise ParallelError(
                 f"{strange[0]}{f' and {len(strange) - 1} more' if len(strange) > 1 else ''} came into the model after "
-                "smp.DistributedModel had taken it: no other rank would know of its gradients. Add and replace modules "
-                "and parameters before model = smp.DistributedModel(model)"
+                "smp.DistributedModel had wrapped it: no other rank would know of the new gradients. Add and replace "
+                "modules and parameters before model = smp.DistributedModel(model)"
             )
         self._trained.update(id(one) for one in self._known.values() if one.requires_grad)
         return found
 
 
 def refuse_newly_trained(names: list[str], why: str) -> None:
-    """Refuse newly trained parameters if gradients cannot be tracked anew.
+    """Refuse newly trained parameters, for callers that cannot track their gradients.
 
     Args:
-        why: reason for the error text, which begins with the component that cannot track them.
+        why: reason for the error text; its subject is the component that cannot track the gradients.
 
     Raises: ParallelError naming the first name, if there are names.
     """
     if names:
         raise ParallelError(
             f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''} began to need gradients after "
-            f"smp.DistributedModel had taken the model: {why}. Set requires_grad before, and freeze by weights of the "
-            "optimizer (lr=0 of a group) until it is to be trained"
+            f"smp.DistributedModel had wrapped the model: {why}. Set requires_grad before that; to keep a parameter "
+            "frozen until later, put it into a group of the optimizer with lr=0"
         )

@@ -3,7 +3,7 @@
 Where: `DistributedModel` installs them. Scripts and transformers' Trainer call torch's own functions, which see only
 this rank's gradients: each rank of a pipeline or tensor group would scale its part by a different norm, shards would be
 ignored, and with fp16 the norm would include the loss scale. Here the norm is the whole model's, and gradients are
-averaged over replicas first. If none of this applies, and for other parameters, torch's own functions run.
+averaged over replicas first. Torch's own functions run for other parameters, and where they would clip correctly.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def clip_grad_norm_(
 
     Args: as torch's.
     Returns: the norm before clipping, a scalar.
-    Raises: ParallelError for another norm than 2, or for only some of the shards, which are clipped together;
-    RuntimeError if the norm is not finite and `error_if_nonfinite` is set.
+    Raises: ParallelError if the norm type is not 2, or if only some of the shards are given, since shards can only be
+    clipped together; RuntimeError if the norm is not finite and `error_if_nonfinite` is set.
     """
     given = _listed(parameters)
     now = _concerned(given)
@@ -48,7 +48,8 @@ def clip_grad_norm_(
         return _BY_NORM(given, max_norm, norm_type, error_if_nonfinite, foreach)
     if float(norm_type) != 2.0:
         raise ParallelError(
-            f"clip_grad_norm_ with norm_type {norm_type}, and gradients lie on several ranks or are scaled: 2 is there"
+            f"clip_grad_norm_: norm_type is {norm_type}, but gradients lie on several ranks or are "
+            "scaled, where only norm_type 2 is supported"
         )
     optimizer = _optimizer_of(now, "clip_grad_norm_")
     norm = optimizer.reduce_gradients().clip(float(max_norm), optimizer.loss_scale, among={id(one) for one in given})
@@ -74,8 +75,9 @@ def clip_grad_value_(
         keys = now.configuration
         if keys.fp16 or keys.shard_optimizer_state or keys.sharded_data_parallel_degree > 1:
             raise ParallelError(
-                "clip_grad_value_ with fp16, shard_optimizer_state or sharded data parallelism, where the gradients of "
-                "parameters are scaled, or not there: clip by the norm, optimizer.clip_master_grads(max_norm)"
+                "clip_grad_value_ does not work with fp16, shard_optimizer_state or sharded data "
+                "parallelism, where the gradients of parameters are scaled or missing: clip by the norm with "
+                "optimizer.clip_master_grads(max_norm)"
             )
         _optimizer_of(now, "clip_grad_value_").reduce_gradients()
     _BY_VALUE(given, clip_value, foreach)

@@ -19,7 +19,7 @@ _is_ours: ContextVar[bool] = ContextVar("clary_reads_parts", default=False)
 
 
 def refuse_states(modules: Iterable[torch.nn.Module]) -> list[Any]:
-    """Make modules without memory of their own parameters refuse `state_dict`; return handles that undo it."""
+    """Make modules whose own parameters this rank has freed refuse `state_dict`; return handles that undo it."""
     return [one.register_state_dict_pre_hook(_refuse) for one in modules]
 
 

@@ -17,12 +17,12 @@ from clary.train.parallel import runtime
 from clary.train.parallel.errors import ParallelError
 from clary.train.parallel.layout.mesh import Along
 
-AGREES = "agrees_over_ranks"  # attribute of our scaler, which is allowed, and of the methods that check for it
+AGREES = "agrees_over_ranks"  # attribute that marks our scaler as allowed, and torch's methods as checked
 _METHODS = ("unscale_", "step")
 
 
 def install() -> None:
-    """Make torch's scaler refuse such optimizers; a second call does nothing."""
+    """Make torch's scaler refuse a DistributedOptimizer if ranks could disagree; a second call does nothing."""
     for name in _METHODS:
         method = getattr(torch.amp.GradScaler, name)
         if not hasattr(method, AGREES):

@@ -27,7 +27,7 @@ class Norms:
     def of_parameters(
         self, parameters: Sequence[torch.Tensor], found: torch.Tensor, *, are_largest: bool = False
     ) -> torch.Tensor:
-        """Return the values of whole parameters, from the values of this rank's slices.
+        """Return the squared norms or maxima of whole parameters, from the values of this rank's slices.
 
         Args:
             parameters: this rank's parameters, whole or slices.

@@ -47,7 +47,7 @@ class NormsOverRanks(Norms):
     def of_parameters(
         self, parameters: Sequence[torch.Tensor], found: torch.Tensor, *, are_largest: bool = False
     ) -> torch.Tensor:
-        """Return the values of whole parameters; tensor ranks have gradients of the same parameters.
+        """Return squared norms or maxima of whole parameters; tensor ranks have gradients of the same parameters.
 
         Args: as `Norms.of_parameters`: values [parameters]. All ranks of a tensor group call it.
         """

@@ -47,7 +47,7 @@ def decide(
             next(iter(marks)) or "the model",
             len(marks) - 1,
         )
-    # A model without memory cannot be run.
+    # A model with parameters on the meta device cannot be run.
     is_sized = configuration.skip_tracing or any(parameter.is_meta for parameter in module.parameters())
     try:
         costs = None
@@ -61,7 +61,7 @@ def decide(
             runtime.groups.broadcast(dict(plan.part_of), Along.WORLD)
             return dict(plan.part_of)
     except Exception as error:
-        if "does not require grad" in str(error):  # torch's message: no tensor has gradients in a trace
+        if "does not require grad" in str(error):  # torch's message, since no tensor requires gradients in a trace
             error = ParallelError(
                 "loss.backward() in a step whose model lies on several ranks: call model.backward(loss)"
             )
@@ -92,7 +92,7 @@ def _by_hand(module: torch.nn.Module, num_parts: int, default: int) -> dict[str,
             if parts[first] != parts[name]:
                 raise ValueError(
                     f"{first} and {name} share the parameter {parameter_name}, but are placed on partitions "
-                    f"{parts[first]} and {parts[name]}: place both on one"
+                    f"{parts[first]} and {parts[name]}: place both on the same partition"
                 )
     return parts
 

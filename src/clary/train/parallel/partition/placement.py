@@ -41,7 +41,7 @@ class Placed:
 
 
 def describe(root: torch.nn.Module) -> list[Placed]:
-    """Return the facts of a module tree for `owners_of`, parents before children."""
+    """Return the path and role of every module for `owners_of`, parents before children."""
     found = []
     wholes = indivisible_modules(root)
     for name, module in root.named_modules():
@@ -84,7 +84,7 @@ def owners_of(modules: Sequence[Placed], part_of: Mapping[str, int]) -> dict[str
 
 
 def install(root: torch.nn.Module, owners: Mapping[str, int], rank: int, host: Host) -> None:
-    """Redirect calls of modules to the ranks that hold them; a run of a Sequential's children is one request.
+    """Redirect calls of modules to the ranks that hold them; adjacent children of a Sequential are one request.
 
     Args:
         root: the whole model, made on every rank.

@@ -8,7 +8,8 @@ direction. The plan first computes the least possible cost of the costliest part
 at most that plus a slack, it chooses the cuts highest in the tree of modules, because there the fewest bytes pass
 between ranks. Modules that share parameters are placed together, with the first of them.
 
-A module's cost is its share of all memory and of all time, weighted by `memory_weight`, as the original documents.
+A module's cost is its share of all memory and of all time, weighted by `memory_weight`, as in SageMaker's
+documentation.
 Source: SageMaker developer guide, "model parallel core features: automated model splitting". The method is ours.
 """
 
@@ -18,7 +19,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-SLACK = 0.03  # the costliest part may exceed the optimum by this factor, so that cuts can be made higher in the tree
+SLACK = 0.03  # the costliest part may exceed the optimum by this fraction, so that cuts can be made higher in the tree
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def plan_partition(modules: Sequence[ModuleCost], num_parts: int, *, memory_weig
 
 
 def placed_by_hand(names: Sequence[str], placed: Mapping[str, int], default: int) -> dict[str, int]:
-    """Return the part of every module without automatic partition: its innermost placed ancestor decides.
+    """Return each module's part in manual partition: its own placement, or the innermost placed ancestor's.
 
     Args:
         names: paths with dots.
@@ -137,9 +138,9 @@ def _costs(modules: Sequence[ModuleCost], memory_weight: float) -> list[float]:
 
 
 def _least_bottleneck(weights: Sequence[float], num_parts: int) -> float:
-    """Return the least possible weight of the heaviest of at most `num_parts` runs."""
+    """Return the smallest possible weight of the heaviest run if weights are cut into at most `num_parts` runs."""
     total = _prefix_sums(weights)
-    best = total[1:]  # best[i]: for the first i + 1 weights, here in one run
+    best = total[1:]  # best[i]: the result for the first i + 1 weights, initially as one run
     for _ in range(num_parts - 1):
         best = [
             min([best[end]] + [max(best[begin - 1], total[end + 1] - total[begin]) for begin in range(1, end + 1)])
@@ -149,7 +150,7 @@ def _least_bottleneck(weights: Sequence[float], num_parts: int) -> float:
 
 
 def _highest_cuts(weights: Sequence[float], names: Sequence[str], num_parts: int, limit: float) -> list[int]:
-    """Return the first units of parts of weight at most `limit`, with cuts as high in the tree as possible.
+    """Return each part's first unit; parts weigh at most `limit`, and cuts are as high in the tree as possible.
 
     All parts are used if there are enough units, since an idle rank saves no time.
     """

@@ -3,8 +3,9 @@
 Where: `executor` sends the results and receives the inputs of its schedule's actions through it.
 
 [Note: no deadlock] A send never blocks: it is posted, and its tensor held until the send is known to be complete. A
-receive is posted a few receives early, so that a faster neighbour finds it, and waited for when its action begins. So a
-rank waits only for the actions that its next action needs, and a simulation has shown that these actions run.
+receive is posted a few receives in advance, so that a faster neighbour finds it ready. The rank waits for it when its
+action begins. So a rank waits only for the actions that its next action needs, and a simulation has shown that these
+actions run.
 
 [Note: sends that have gone] No backend can report completion of a send without blocking. The schedule implies it: if
 the receiver of a send made a tensor after it received the send, the arrival of that tensor proves that the send is
@@ -39,7 +40,7 @@ from clary.train.parallel.pipeline.schedule import Action, Kind, Schedule, needs
 
 Tensors = tuple[torch.Tensor, ...]
 
-MAX_TENSORS = 16  # most tensors between two stages
+MAX_TENSORS = 16  # maximum number of tensors between two stages
 _HEAD_BYTES = 4096  # size of the record that describes shapes
 _RECORD_BYTES = 2048  # size of the record of a lent tensor
 # Tags of pipelines are higher than the tags of scripts and of `groups`.
@@ -217,13 +218,13 @@ class Exchange:
 
     def tell_failure(self, words: str) -> str:
         """Write this rank's failure to the group's store; return the failure of the first rank that failed."""
-        # The store may have ended with its rank; older torch does not expose it.
+        # The store may have ended with the rank that served it; older torch does not expose the store.
         with contextlib.suppress(RuntimeError, AttributeError):
             return str(self._group.get_group_store().compare_set(_FAILURE_KEY, "", words).decode())
         return words
 
     def close(self) -> None:
-        """Close the group, so that ranks that wait for this rank fail at once. It cannot send afterwards."""
+        """Close the group, so that ranks that wait for this rank fail at once. This rank cannot send afterwards."""
         self._kept.clear()
         if len(self._members) == 1:
             return
@@ -255,8 +256,8 @@ class Exchange:
             if told != shapes:
                 raise ValueError(
                     f"{transfer.source.words} gave {_words(shapes)}; expected {_words(told)}, as rank "
-                    f"{self._rank_of[transfer.sink.stage]} was told: give batches of one shape, or call forget_shapes "
-                    "on all ranks before a step with others"
+                    f"{self._rank_of[transfer.sink.stage]} was told: give all batches the same shape, or call "
+                    "forget_shapes on all ranks before a step with other shapes"
                 )
             return
         text = json.dumps([[str(one.dtype), one.sizes, one.wants_gradient] for one in shapes]).encode()

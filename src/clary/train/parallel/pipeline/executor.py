@@ -107,7 +107,7 @@ class Pipeline:
         """Run forward and backward of all microbatches; add the gradients of their mean loss to the parameters' `grad`.
 
         Args:
-            inputs: on the rank of the first stage, its input: a tensor or a tuple. Their axis 0 is cut into
+            inputs: on the rank of the first stage, its input: a tensor or a tuple. Axis 0 of each tensor is cut into
                 microbatches of equal length.
             targets: on the rank of the last stage, for `loss_fn`: a tensor or a tuple, cut in the same way, or None.
         Returns: the losses of all microbatches, shape [microbatches], float64; None on the other ranks if

@@ -20,7 +20,8 @@ import torch
 from clary.base.string_enum import StrEnum
 
 VARIABLE = "CLARY_PIPELINE_HAND_OVER"  # "host": never lend memory of this rank's GPU
-LEAST_BYTES = 1 << 18  # smallest lent tensor: below, a copy should be cheaper than a loan. Not measured yet
+# size of the smallest lent tensor in bytes: below it, a copy should be cheaper than a loan. Not measured yet
+LEAST_BYTES = 1 << 18
 _PROBE_LENGTH = 64
 
 _LOG = logging.getLogger(__name__)

@@ -28,7 +28,8 @@ class CudaLender:
 
     Args:
         device: device of this rank.
-        names: names of the GPUs that this process sees, in its order; equal in all processes of the machine.
+        names: names of the GPUs that this process sees, by device index; a GPU has the same name in all processes of
+            the machine.
     """
 
     def __init__(self, device: torch.device, names: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
 """Streams between the ranks that together hold one model, with an inbox of received messages.
 
-Where: each process makes a `Links` at partition; `server` sends through it and takes messages from its inbox.
+Where: each process makes a `Links` when its model is partitioned; `server` sends through it and takes messages from its
+inbox.
 
 One thread per peer reads messages continuously, so two ranks that send to each other at the same time never block; the
 end of a peer's stream shows at once that its process has ended.
@@ -21,7 +22,7 @@ from typing import Any
 from clary.train.parallel.pipeline.hand_over import HandOver
 from clary.train.parallel.pipeline.messages import HEAD_LENGTH, MAX_HEAD_BYTES, Message, decode, encode
 
-_MOST_BUFFERS = 1024  # most buffers of one call of sendmsg: IOV_MAX of Linux
+_MOST_BUFFERS = 1024  # maximum number of buffers in one call of sendmsg: IOV_MAX of Linux
 
 
 class PeerLost(ConnectionError):
@@ -37,7 +38,7 @@ class Links:
 
     Args:
         streams: connected, blocking sockets by peer, which this object owns.
-        timeout_s: time for a peer to read a message.
+        timeout_s: maximum time that a peer may take to read a message.
         hand_over: decides which tensors are lent in GPU memory; None lends no tensors.
     """
 
@@ -118,7 +119,7 @@ class Links:
                 fill(length)
                 (num_bytes,) = HEAD_LENGTH.unpack(length)
                 if num_bytes > MAX_HEAD_BYTES:
-                    raise OSError(f"a head of {num_bytes} bytes")
+                    raise OSError(f"a message has a head of {num_bytes} bytes, more than the maximum")
                 head = bytearray(num_bytes)
                 fill(head)
                 self._inbox.put((peer, decode(bytes(head), fill, borrow)))

@@ -29,7 +29,7 @@ from clary.train.parallel.microbatches import mapping_like
 
 _LOG = logging.getLogger(__name__)
 HEAD_LENGTH = struct.Struct("<Q")
-MAX_HEAD_BYTES = 1 << 28  # most bytes of a head, which holds no tensors
+MAX_HEAD_BYTES = 1 << 28  # maximum size of a head in bytes; a head holds no tensors
 
 
 class Subject(Enum):
@@ -124,7 +124,7 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 class _Head(pickle.Pickler):
-    """Pickler that logs once if tensors in other objects, such as transformers' caches, lose their graphs."""
+    """Pickler that logs once if tensors inside pickled objects, such as transformers' caches, lose their graph."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor) and obj.requires_grad:
@@ -174,7 +174,7 @@ def decode(head: bytes, read: Callable[[Any], None], borrow: Callable[[bytes], t
     for kind in kinds:
         if isinstance(kind, Loan):
             if borrow is None:
-                raise OSError("a peer lent memory of its GPU to a rank that has agreed to none")
+                raise OSError("a peer lent memory of its GPU to this rank, which has not agreed to any loan")
             tensors.append(borrow(kind.record))
             continue
         dtype, shape = kind

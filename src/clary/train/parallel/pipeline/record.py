@@ -16,7 +16,7 @@ class ActionRun:
     """The run of one action, excluding the wait for its inputs and the sending of its results.
 
     Args:
-        begin_s: begin, in seconds since the step began.
+        begin_s: start of the action, in seconds since the step began.
         end_s: end, in seconds since the step began.
     """
 
@@ -44,7 +44,7 @@ class Run:
 
     @property
     def length_s(self) -> float:
-        """The time from the first begin to the last end."""
+        """The time from the first start to the last end."""
         return max((one.end_s for actions in self.ranks for one in actions), default=0.0) - self.begin_s
 
     @property

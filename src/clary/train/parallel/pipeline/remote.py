@@ -60,7 +60,8 @@ class Host:
         """
         assert self.server is not None
         tensors: list[torch.Tensor] = []
-        body = (name, take_tensors((args, kwargs), tensors), replace(Modes.of_this_thread(), gpu=None))  # its own GPU
+        # the owner uses its own GPU
+        body = (name, take_tensors((args, kwargs), tensors), replace(Modes.of_this_thread(), gpu=None))
         call = _Call(self, owner, self.server.next_call(), body)
         records = torch.is_grad_enabled()
         outputs = _RemoteCall.apply(call, self._anchor, *tensors) if records else call.forward(tensors)

@@ -3,7 +3,7 @@
 Where: `schedules` writes lists, `executor` runs them; before that, `simulate` refuses schedules that would deadlock.
 
 [Note: actions] `2F0` is the forward pass of stage 2 on microbatch 0, `2B0` its whole backward pass; `2I0` and `2W0` are
-its two halves: the gradient of the stage's input, for which the stage before waits, and the gradients of the stage's
+its two halves: the gradient of the stage's input, for which the previous stage waits, and the gradients of the stage's
 weights, for which no stage waits. A stage's activations of a microbatch stay in memory from F to B, or to W.
 Source: the notation follows torch.distributed.pipelining.
 """
@@ -56,7 +56,7 @@ class Action:
 
 
 def parse_action(text: str) -> Action:
-    """Parse an action from the result of `str`.
+    """Parse an action from the text that `str(action)` returns.
 
     Raises: ValueError if the text is not an action.
     """
@@ -112,8 +112,8 @@ class Simulation:
     """The course of a schedule in which every action takes its expected time.
 
     Args:
-        begins: begin of each action, in seconds, by rank.
-        length_s: time from the first begin to the last end.
+        begins: start of each action, in seconds, by rank.
+        length_s: time from the first start to the last end.
         idle: each rank's idle share of `length_s`.
         peak_activations: for each rank, the largest number of activations (per stage and microbatch) in memory at once.
     """

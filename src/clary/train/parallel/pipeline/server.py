@@ -210,7 +210,7 @@ class Server:
     def _end(self) -> list[Any]:
         if self._bodies is None:
             return self._ends.pop(0)
-        # Not stored further: results hold graphs, whose nodes hold this server.
+        # Not kept any longer: results hold graphs, whose nodes hold this server.
         found, self._results = self._results, {}
         results = [found[microbatch] for microbatch in range(len(self._bodies))]
         tensors: list[torch.Tensor] = []

@@ -8,8 +8,8 @@ first ready action of a fixed order. [Note: order] lists the order and its reaso
 stage, then its weight half: the lower stage holds its activations longest, and new microbatches need this memory. 3.
 The input half of the upper stage. 4. A forward of the lower stage, if fewer than 2p activations are in memory, which is
 also 1F1B's limit: p activations of stages twice as deep. 5. The weight half of the upper stage, which fills idle time.
-Among the orders of the six actions without idle time for actions of equal duration, this order loses least if durations
-differ, or if transfers take time.
+Some orders of the six actions cause no idle time for actions of equal duration. Among these orders, this one loses
+least if durations differ, or if transfers take time.
 
 Source: arXiv 2401.10241, ZB-V: for placement, memory limit and expected idle time. The order is ours.
 """
@@ -27,8 +27,8 @@ def zbv(num_ranks: int, num_microbatches: int) -> Schedule:
     holds at most 2p activations, each of half a 1F1B stage. With fewer microbatches, ranks are idle longer.
 
     The paper counts from a rank's first action to its last, as if a rank began its next step before other ranks have
-    ended; by that count ranks are never idle. Here, from 2p - 1 microbatches on, rank r is idle for p - 2 - 2r actions
-    if this number is above 0. This costs no time if steps end together, else up to p - 2 actions per step.
+    ended; by that count ranks are never idle. Here, with 2p - 1 or more microbatches, rank r is idle for p - 2 - 2r
+    actions if this number is above 0. This costs no time if steps end together, else up to p - 2 actions per step.
 
     Raises: ValueError if there are no ranks or no microbatches.
     """

@@ -42,8 +42,8 @@ class Bucket:
 
         Args:
             is_empty: contribute zeros, even if there are gradients.
-            divides: divide by the number of ranks, so that the sum is the mean; before the sum, so that half precision
-                does not overflow.
+            divides: divide gradients by the number of ranks before the sum, so that the sum is the mean and half
+                precision does not overflow.
 
         Raises: RuntimeError naming a sparse gradient.
         """
@@ -55,7 +55,8 @@ class Bucket:
             if grad is not None and not is_empty:
                 if grad.is_sparse:
                     raise RuntimeError(
-                        f"{one.name} has a sparse gradient, which is not reduced: make it with sparse=False"
+                        f"{one.name} has a sparse gradient, which cannot be reduced: create its module with "
+                        "sparse=False"
                     )
                 part = flat[begin : begin + grad.numel()].copy_(grad.reshape(-1))
                 if divides:

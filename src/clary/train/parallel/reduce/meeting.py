@@ -93,6 +93,7 @@ class MeetingPoint:
         if len(set(at_work.values())) > 1:
             words = ", ".join(f"rank {rank} has taken {number}" for rank, number in at_work.items())
             raise ParallelError(
-                f"replicas average gradients of different steps of their optimizers: {words}; a replica has left out a "
-                "backward pass or a step of its optimizer: have all of them call the same, or use model.join()"
+                f"replicas average gradients of different steps of their optimizers: {words}; a replica has "
+                "left out a backward pass or a step of its optimizer: make all replicas run the same passes "
+                "and steps, or use model.join()"
             )

@@ -23,8 +23,8 @@ from clary.train.parallel.reduce.meeting import Doing, MeetingPoint, Present
 
 _LOG = logging.getLogger(__name__)
 
-# Function that waits for a bucket; returns its means, and for each parameter the number of ranks with a gradient (None:
-# sent at the end).
+# Function that waits for a bucket; returns its means, and for each parameter the number of ranks with a gradient (None
+# with a hook, since these numbers are then exchanged at the end).
 _Sent = Callable[[], tuple[torch.Tensor, list[float] | None]]
 
 
@@ -144,7 +144,7 @@ class GradientReducer:
         """Contribute zeros to the reductions of other ranks until all ranks have called it.
 
         Returns: number of reductions to which each rank contributed zeros, by group rank.
-        Raises: RuntimeError with `throws`; as `reduce`.
+        Raises: RuntimeError if `throws` was set and other ranks still have batches; errors of `reduce`.
         """
         if self._point is None:
             return [0]
@@ -248,7 +248,7 @@ class GradientReducer:
         self._restart_counts()
 
     def _close(self, late: set[int], *, is_empty: bool) -> Callable[[], tuple[list[int], list[list[float]]]]:
-        """Send this rank's late buckets and gradient flags; return a function that waits for those of all ranks.
+        """Send flags of late buckets and of present gradients; return a function that waits for all ranks' flags.
 
         Returns: the function; it returns the buckets that any rank must send again and, with a hook, the number of
             ranks with a gradient of each parameter.
@@ -276,8 +276,8 @@ class GradientReducer:
     def _check_end(self, present: Present) -> None:
         if self._throws and (ended := present.who(Doing.HAS_ENDED)):
             raise RuntimeError(
-                f"join: ranks {ended} have no more batches, ranks {present.who(Doing.REDUCES)} have; with "
-                "throw_on_early_termination all end now"
+                f"join: ranks {ended} have no more batches, but ranks {present.who(Doing.REDUCES)} still have "
+                "some; with throw_on_early_termination all ranks end now"
             )
 
     def _restart_counts(self) -> None:

@@ -5,8 +5,8 @@ such buffer, `collectives` gathers and reduces buffers, `model` gathers buffers 
 `optimizer` updates shards, `state` saves and loads. `optimizer_state` is a separate feature: whole parameters on every
 rank, and each parameter's optimizer state on one rank.
 
-[Note: two hops] n replicas with a sharding degree of k are n/k sharding groups of k consecutive ranks. Every backward
+[Note: two hops] With a sharding degree of k, n replicas form n/k sharding groups of k consecutive ranks. Every backward
 pass reduces gradients to shards within the sharding group (first hop). Ranks that hold the same shard, k apart, form a
-replication group, over which gradient shards are reduced before a step of the optimizer only (second hop).
+replication group. Gradient shards are reduced over it only before a step of the optimizer (second hop).
 Source: MiCS (arXiv 2205.00119); ZeRO (arXiv 1910.02054); the SageMaker developer guide, "Sharded Data Parallelism".
 """

@@ -1,7 +1,7 @@
 """Asynchronous gathers and reductions of flat buffers, in one stage, or in two stages across hosts.
 
-Shapes: N elements of a whole buffer, S of a segment, B of a block: the segments of the ranks with the same local index
-on all hosts.
+Shapes: N elements of a whole buffer, S of a segment, B of a block. A block consists of the segments of the ranks with
+the same local index on all hosts.
 
 Each function starts a collective and returns a function that waits for it. All members of a group start the same
 collectives in the same order.

@@ -1,4 +1,4 @@
-"""One flat buffer of parameters: its permanent shard, the whole buffer (gathered and freed), gradients in reduction.
+"""One flat buffer of parameters: its permanent shard, the temporary whole buffer, gradients being reduced.
 
 Shapes: N elements of the whole buffer including padding, S of a segment.
 
@@ -8,8 +8,8 @@ buffer `full`; while freed, they are one NaN expanded to their shape, so that a 
 saved are valid again after the next gather. Gathers write through an alias without autograd history, which does not
 change version counters.
 
-[Note: masters] The optimizer updates the shard, in float32 if parameters have 16 bits. `slices` are views of the shard:
-the part of every parameter in this rank's segment, possibly empty.
+[Note: masters] The optimizer updates the shard, which is the master copy of the parameters: float32 if parameters have
+16 bits. `slices` are views of the shard: the part of every parameter in this rank's segment, possibly empty.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Flat:
         parameters: parameters in the order of the layout, which become views here.
         groups: None if the buffer stays whole on this rank.
         compute_dtype: dtype of the parameters.
-        reduce_dtype: dtype of gradients in reduction.
+        reduce_dtype: dtype in which gradients are reduced.
     """
 
     def __init__(
@@ -193,12 +193,12 @@ class Flat:
                 self.master_gradient_S = finish().to(self.master_S.dtype)
             else:
                 self.master_gradient_S.add_(finish())
-            self.spares.give(gradient_N)  # only now, since the collective read it
+            self.spares.give(gradient_N)  # given back only now, since the collective was reading it
 
         return add
 
     def end_synchronisation(self) -> None:
-        """Wait for a running second hop; afterwards the shard's gradient is the mean over all replicas."""
+        """Wait for a running second hop (all-reduce); then the shard's gradient is the mean over all replicas."""
         if self.finish_synchronisation is not None:
             self.finish_synchronisation()
             self.finish_synchronisation = None
@@ -295,7 +295,7 @@ class Flat:
             parameter.data = self._full_N.data[offset : offset + numel].view(shape)
 
     def _put_aside(self) -> None:
-        """Keep gradients that are summed over all replicas apart from later gradients."""
+        """Keep gradients already averaged over all replicas separate from later gradients."""
         self.end_synchronisation()
         self._aside_S, self.master_gradient_S = self.master_gradient_S, None
 

@@ -1,4 +1,4 @@
-"""Choice of buffers to prefetch: the successors of a buffer in the last pass, if memory allows."""
+"""Choice of buffers to prefetch: buffers that followed a buffer in the previous pass, if memory allows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Foresight:
     All ranks see the same order, so all ranks prefetch the same buffers.
 
     Args:
-        max_live: most elements that may be gathered at once, including prefetched buffers.
-        depth: most buffers to prefetch.
+        max_live: maximum number of elements that may be gathered at once, including prefetched buffers.
+        depth: maximum number of buffers to prefetch.
     """
 
     def __init__(self, max_live: int, depth: int) -> None:

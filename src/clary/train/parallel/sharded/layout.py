@@ -110,7 +110,7 @@ class FlatPlan:
 def plan_flats(
     specs: Sequence[ParameterSpec], *, degree: int, persistence_threshold: int, most_elements: int
 ) -> list[FlatPlan]:
-    """Group parameters of equal users and kind into buffers, in order, up to `most_elements` each.
+    """Group parameters with the same users and kind into buffers, in order, up to `most_elements` each.
 
     Parameters below the threshold, or all parameters if the degree is 1, stay whole; they share buffers of
     BUCKET_ELEMENTS regardless of their users.
@@ -118,7 +118,7 @@ def plan_flats(
     Args:
         specs: parameters in their order in buffers.
         degree: number of ranks that share a replica.
-        persistence_threshold: least number of elements of a sharded parameter.
+        persistence_threshold: minimum number of elements of a parameter that is sharded.
         most_elements: largest size of a buffer; a larger parameter has a buffer of its own.
     """
     open_plans: dict[tuple[bool, frozenset[int] | None, Hashable], list[list[ParameterSpec]]] = {}

@@ -36,7 +36,7 @@ class ShardedModel:
     """The shards of one model on one rank.
 
     Args:
-        module: the module of the parameters.
+        module: the module that has the parameters.
         needs: the sharded buffers that each unit uses, without buffers that stay whole.
     """
 
@@ -101,8 +101,8 @@ class ShardedModel:
         """Average gradients over all replicas and set them on the optimizer's slices. All replicas call it.
 
         Args:
-            norm_weight: weight of the squared gradient norm of each parameter in `gradient_square`, by name; None is 1
-                for all.
+            norm_weight: function from a parameter's name to the weight of its squared gradient norm in
+                `gradient_square`; None is 1 for all.
 
         Raises: RuntimeError if a collective failed; gradients are lost then.
         """
@@ -116,7 +116,7 @@ class ShardedModel:
         self._show_gradients(norm_weight)
 
     def scale_gradients(self, factor: float) -> None:
-        """Multiply all gradients, once an accumulation has ended."""
+        """Multiply all gradients by `factor`, after the end of an accumulation."""
         for flat in self.flats:
             if flat.master_gradient_S is not None:
                 flat.master_gradient_S.mul_(factor)
@@ -200,7 +200,7 @@ class ShardedModel:
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
     def _hold(self, flat: Flat, holder: object, *, follows: bool = False) -> None:
-        """Gather a buffer; if `follows`, also prefetch its successors in the last pass."""
+        """Gather a buffer; if `follows`, also prefetch the buffers that followed it in the previous pass."""
         flat.holders.add(holder)
         with told(flat, "all-gather of parameters"):
             flat.start_gather()
@@ -299,6 +299,6 @@ class _Call:
 
 
 def _graph_task() -> int | None:
-    """Return the id of the backward pass that runs the calling code (recomputation), or None."""
+    """Return the id of the backward pass in which the calling code runs, as in recomputation, or None."""
     task: int = torch._C._current_graph_task_id()
     return task if task >= 0 else None

@@ -37,8 +37,8 @@ class ShardedOptimizer:
     Args:
         optimizer: optimizer of the model's parameters, without state yet; its groups keep their options and order.
         norm_group: ranks that hold other parts of the model (tp), over which the squared norm is summed too.
-        norm_weight: weight of the squared gradient norm of each parameter, by name, since several ranks of `norm_group`
-            may hold a parameter.
+        norm_weight: function from a parameter's name to the weight of its squared gradient norm, since several ranks of
+            `norm_group` may hold a parameter.
 
     Raises: ValueError if the optimizer has state, has parameters that the model lacks, or is not elementwise.
     """
@@ -54,8 +54,9 @@ class ShardedOptimizer:
         kind = type(optimizer).__name__
         if kind in NOT_BY_ELEMENT:
             raise ValueError(
-                f"{kind} does not update every element on its own, so it cannot step on shards: use one that does, "
-                "such as AdamW, or sharded_data_parallel_degree 1 with shard_optimizer_state"
+                f"{kind} does not update each element independently, so it cannot step on shards: use an "
+                "optimizer that does, such as AdamW, or sharded_data_parallel_degree 1 with "
+                "shard_optimizer_state"
             )
         if optimizer.state:
             raise ValueError(f"{kind} has state already: shard it before its first step, then load the state")
@@ -63,8 +64,8 @@ class ShardedOptimizer:
             for parameter in group["params"]:
                 if not model.owns(parameter):
                     raise ValueError(
-                        f"{kind} has a parameter of shape {tuple(parameter.shape)} that the sharded model has not: "
-                        "make it of the model's parameters"
+                        f"{kind} has a parameter of shape {tuple(parameter.shape)} that is not in the sharded model: "
+                        "create the optimizer from the model's parameters"
                     )
         self.optimizer = optimizer
         self.model = model
@@ -94,8 +95,8 @@ class ShardedOptimizer:
         """End the accumulation and step. All replicas call it.
 
         Args:
-            loss_scale: factor of the losses. If it is not 1, or with float16, the step is skipped if gradients are not
-                finite.
+            loss_scale: factor of the losses. If it is not 1, or if the compute dtype is float16, a step with gradients
+                that are not finite is skipped.
 
         Returns: whether the optimizer stepped; if not, gradients are kept until `zero_grad`.
         Raises: RuntimeError if a collective failed.

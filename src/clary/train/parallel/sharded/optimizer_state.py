@@ -1,7 +1,7 @@
 """Optimizer state spread over replicas: parameters are whole on all ranks, each parameter's state lies on one rank.
 
-Where: it wraps an optimizer whose parameters several ranks hold whole. A step sums every gradient on the parameter's
-owner, lets the owner update the parameter, and sends the updated parameters to the other ranks.
+Where: it wraps an optimizer; each parameter of the optimizer is whole on several ranks. A step sums every gradient on
+the parameter's owner, lets the owner update the parameter, and sends the updated parameters to the other ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ShardedStateOptimizer:
 
     Args:
         optimizer: optimizer of all parameters, without state yet.
-        group_of: returns the group of ranks that hold a parameter, which all make this object at the same time.
+        group_of: returns the group of ranks that hold a parameter; all these ranks make this object at the same time.
         with_masters: whether owners update float32 copies of 16-bit parameters.
 
     Raises: ValueError if the optimizer already has state.
@@ -65,7 +65,8 @@ class ShardedStateOptimizer:
             for number in sorted(self._owned)
             if with_masters and self._parameters[number].dtype.itemsize < _WIDE_BYTES
         }
-        self._versions: dict[int, int] = {}  # version counters of parameters with masters, after the last write here
+        # version counters of parameters with masters, as of this object's last write to the parameters
+        self._versions: dict[int, int] = {}
         self._note_versions()
         for group, numbers in zip(optimizer.param_groups, self._group_numbers, strict=True):
             group["params"] = [self._stepped(number) for number in numbers if number in self._owned]
@@ -91,7 +92,7 @@ class ShardedStateOptimizer:
 
     @torch.no_grad()
     def reduce_gradients(self) -> None:
-        """Average each gradient over the parameter's ranks on its owner; drop it on the other ranks.
+        """Average each gradient over the ranks that hold the parameter, on its owner; drop it on the other ranks.
 
         A gradient that some ranks lack counts as 0 there. All ranks call it, once before a step.
 
@@ -190,8 +191,9 @@ class ShardedStateOptimizer:
         for key, own in self._header().items():
             if state.get(key) != own:
                 raise ValueError(
-                    f"local optimizer state has {key} {state.get(key)}; expected {own}: a local state loads only on "
-                    "the rank that saved it, among as many; save a full one to change their number"
+                    f"local optimizer state has {key} {state.get(key)}; expected {own}: a local state loads only "
+                    "on the rank that saved it, with the same number of ranks; save a full state to change the "
+                    "number of ranks"
                 )
         self.optimizer.load_state_dict(state["optimizer"])
         self._load_masters(state["masters"])
@@ -272,7 +274,7 @@ class ShardedStateOptimizer:
         self._versions = {number: self._parameters[number]._version for number in self._masters}
 
     def _take_writes(self) -> None:
-        """Copy values to the masters that a script has written into parameters since the last step."""
+        """Copy to the masters the values that a script has written into parameters since the last step."""
         for number, master in self._masters.items():
             if self._parameters[number]._version != self._versions[number]:
                 master.data.copy_(self._parameters[number].detach())

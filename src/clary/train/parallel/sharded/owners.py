@@ -14,7 +14,7 @@ class Ownership:
 
     Args:
         owners: owning rank of each parameter.
-        loads: number of elements of each rank.
+        loads: number of elements that each rank owns.
         reason: the reason for these loads.
     """
 

@@ -33,11 +33,12 @@ class Part:
         return int(self.group.rank())
 
     def buckets(self, numbers: Sequence[int]) -> Iterator[list[int]]:
-        """Group parameter numbers into buckets of one dtype, each with a share of every owner."""
+        """Group parameter numbers into buckets of one dtype, each with a share of every owner's parameters."""
         shares: dict[tuple[torch.dtype, int], list[int]] = {}
         for place in numbers:
             shares.setdefault((self.parameters[place].dtype, self.ownership.owners[place]), []).append(place)
-        # Ordered by the fraction of the owner's share that precedes it, so that all owners' shares end together.
+        # Parameters are ordered by the fraction of their owner's share that precedes them, so that all owners' shares
+        # end together.
         order: list[tuple[str, float, int]] = []
         for (dtype, _), places in shares.items():
             total, before = sum(self.parameters[place].numel() for place in places) or 1, 0

@@ -14,9 +14,9 @@ class ShardingSettings:
     """Settings of sharded data parallelism; sizes are numbers of elements.
 
     Args:
-        reduce_bucket_size: most elements of one reduction, unless one parameter alone has more.
+        reduce_bucket_size: maximum number of elements of one reduction, unless one parameter alone has more.
         param_persistence_threshold: parameters with fewer elements stay whole on every rank.
-        max_live_parameters: limit of gathered elements up to which buffers are prefetched.
+        max_live_parameters: limit of gathered elements; buffers are prefetched only within this limit.
         gradient_clipping: largest norm of all gradients; 0 does not clip.
         compute_dtype: dtype of gathered parameters; None keeps every parameter's dtype. Shards of 16-bit parameters are
             float32.

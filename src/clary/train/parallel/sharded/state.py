@@ -118,7 +118,7 @@ def load_local_optimizer_state(optimizer: ShardedOptimizer, state: Mapping[str, 
 
 
 def full_optimizer_state(optimizer: ShardedOptimizer, *, to_rank0: bool = False) -> dict[str, Any]:
-    """Return the state_dict of an optimizer without shards, in host memory. All replicas call it.
+    """Return the state_dict that the optimizer would have without shards, in host memory. All replicas call it.
 
     Args:
         to_rank0: whether the first replica alone gets the state; the others get {}.

@@ -2,7 +2,8 @@
 
 A unit's parameters are gathered before its forward pass and before its backward pass, and freed after each. Without
 `classes`, the search descends from the root: it opens containers and modules that hold a list of modules, since lists
-hold a model's repeated layers; every other module is a unit. An opened module is a unit of its own parameters alone.
+hold a model's repeated layers; every other module is a unit. An opened module is a unit that has only the module's
+direct parameters.
 
 A parameter in several units (shared weights, a module with two parents, a parameter that `register_parameter` names) is
 gathered for each of them.
@@ -41,7 +42,9 @@ def register_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
     Raises: TypeError if `parameter` is not a Parameter.
     """
     if not isinstance(parameter, nn.Parameter):
-        raise TypeError(f"register_parameter of {type(module).__name__} got a {type(parameter).__name__}, no Parameter")
+        raise TypeError(
+            f"register_parameter of {type(module).__name__} got a {type(parameter).__name__}; expected a Parameter"
+        )
     registered = module.__dict__.setdefault(_REGISTERED, [])
     registered.append(parameter)
 
@@ -75,7 +78,7 @@ def find_units(root: nn.Module, classes: Sequence[type] = ()) -> Units:
 
 
 def _walk(module: nn.Module, classes: tuple[type, ...], path: str) -> Iterator[tuple[str, nn.Module, nn.Module]]:
-    """Yield all modules with their units; a module with several parents is yielded for each."""
+    """Yield all modules with their units; a module with several parents is yielded once per parent."""
     yield path, module, module
     is_opened = not path or _is_opened(module, classes)
     for name, child in module.named_children():

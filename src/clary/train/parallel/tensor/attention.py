@@ -2,7 +2,7 @@
 
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch_tensor_parallel.rst` for
 arguments and shapes. Where the document's reference and its argument list disagree, this module follows the list: head
-sizes are `attention_head_size`, and the residual is added with layer normalisation before or after.
+sizes are `attention_head_size`, and the residual is added whether layer normalisation comes before or after.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class DistributedAttentionLayer(DistributedModule):
         of_positions = [name for name in ABOUT_POSITIONS if cross_attention and getattr(settings, name)]
         if of_positions:
             raise ValueError(
-                f"cross-attention takes no {of_positions[0]}: its keys are of another sequence than its queries, and "
-                "their positions do not compare"
+                f"cross-attention takes no {of_positions[0]}: its keys come from a different sequence than "
+                "its queries, so their positions cannot be compared"
             )
         group = self.layout.group
         self.num_heads = group.divide(num_attention_heads, "num_attention_heads")
@@ -79,7 +79,10 @@ class DistributedAttentionLayer(DistributedModule):
         num_shared = settings.num_key_value_heads or num_attention_heads
         self.num_key_value_heads = group.divide(num_shared, "num_key_value_heads")
         if self.num_heads % self.num_key_value_heads:
-            raise ValueError(f"num_attention_heads is {num_attention_heads}, no multiple of {num_shared} for keys")
+            raise ValueError(
+                f"num_attention_heads is {num_attention_heads}, which is not a multiple of the {num_shared} "
+                "heads of keys and values"
+            )
         self.query, self.key, self.value = (
             ColumnLinear(hidden_size, heads * attention_head_size, normal_std=std, bias=settings.use_qkv_bias)
             for heads in (num_attention_heads, num_shared, num_shared)

@@ -205,7 +205,7 @@ def first_values(tensor: torch.Tensor, group: TensorGroup) -> torch.Tensor:
 
 
 def reachable(group: TensorGroup, home: torch.device) -> torch.device:
-    """Return a device from which the group's backend can send: `home`, or the GPU with NCCL."""
+    """Return a device from which the group's backend can send: `home`, or the current GPU if the backend is NCCL."""
     is_nccl = group.size > 1 and "nccl" in str(dist.get_backend(group.process_group))
     return torch.device("cuda", torch.cuda.current_device()) if is_nccl else home
 

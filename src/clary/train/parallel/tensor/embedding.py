@@ -47,7 +47,7 @@ class DistributedEmbedding(DistributedModule):
     ) -> None:
         super().__init__()
         if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
-            raise ValueError(f"padding_idx is {padding_idx}; expected one of {num_embeddings} embeddings")
+            raise ValueError(f"padding_idx is {padding_idx}; expected an index of one of {num_embeddings} embeddings")
         if _weight is not None and tuple(_weight.shape) != (num_embeddings, embedding_dim):
             raise ValueError(f"_weight has shape {tuple(_weight.shape)}; expected {(num_embeddings, embedding_dim)}")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim

@@ -89,9 +89,9 @@ def _merge_masks(
     is_causal: bool,
     window: int | None,
 ) -> torch.Tensor | None:
-    """Combine masks and bias to one mask to add; None if torch's own causal mask suffices.
+    """Combine masks and bias into one additive mask; None if torch's own causal mask suffices.
 
-    Masked scores are the least number of the dtype instead of minus infinity, which would turn a row with all keys
+    Masked scores are the lowest value of the dtype instead of minus infinity, which would turn a row with all keys
     masked, such as padding, into NaN.
     """
     if mask is None and bias is None and window is None:

@@ -138,7 +138,7 @@ class FlashGroupedQueryAttention(FlashLayer):
         key, value = heads_of(kv, 2, layout, cast_dtype)
         if query.shape[1] % key.shape[1]:
             raise ValueError(
-                f"{query.shape[1]} heads of queries are no multiple of {key.shape[1]} heads of keys and values"
+                f"{query.shape[1]} heads of queries are not a multiple of {key.shape[1]} heads of keys and values"
             )
         return self.attend((query, key, value), None, is_causal=causal)
 

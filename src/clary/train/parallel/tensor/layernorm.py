@@ -41,7 +41,7 @@ class HiddenLayerNorm(DistributedModule, FusedLayerNorm):
     """
 
     def __init__(self, hidden_size: int, epsilon: float) -> None:
-        super().__init__()  # DistributedModule's constructor, which skips those that make whole parameters
+        super().__init__()  # DistributedModule's constructor, which skips constructors that make whole parameters
         self.normalized_shape, self.eps, self.elementwise_affine = (hidden_size,), epsilon, True
         self.add_parameter("weight", (hidden_size,), self.layout.split_dimension, nn.init.ones_)
         self.add_parameter("bias", (hidden_size,), self.layout.split_dimension, nn.init.zeros_)

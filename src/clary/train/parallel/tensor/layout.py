@@ -46,7 +46,7 @@ class Layout:
     """The layout of one distributed module; see [Note: layouts].
 
     Args:
-        is_split: whether inside hidden states are split (optimize=memory).
+        is_split: whether hidden states in the inside layout are split (optimize=memory).
         is_prescaled: whether all ranks of the group pass the same batch.
     """
 
@@ -68,7 +68,7 @@ class Layout:
         return gather(scale_gradient(hidden_NSH, self.group.size), self.group, 0)
 
     def enter_split(self, hidden_NSH: torch.Tensor) -> torch.Tensor:
-        """Convert an outside tensor [N, ..., H] to [M, ..., H/T], even if inside hidden states are replicated."""
+        """Convert an outside tensor [N, ..., H] to [M, ..., H/T], even if the inside layout is replicated."""
         if self.is_prescaled:
             return scatter(hidden_NSH, self.group, -1)
         return exchange(scale_gradient(hidden_NSH, self.group.size), self.group, cut=-1, join=0)

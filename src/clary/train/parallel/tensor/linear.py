@@ -1,4 +1,4 @@
-"""Linear layers cut over a tensor group: single ones by input features, those in other layers by columns or rows.
+"""Linear layers cut over a tensor group: single layers by input features, inner ones by columns or rows.
 
 Source: arXiv 1909.08053 section 3 (columns, then rows); arXiv 2205.05198 section 4.2.2 (second gather of a split input
 for the backward pass).
@@ -59,7 +59,7 @@ class DistributedLinear(DistributedModule):
 
 
 class ColumnLinear(DistributedModule):
-    """A linear layer whose output features are cut: from inside hidden states to this rank's columns."""
+    """A linear layer whose output features are cut: from hidden states (inside layout) to this rank's columns."""
 
     def __init__(self, in_features: int, out_features: int, *, normal_std: float | None, bias: bool = True) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class ColumnLinear(DistributedModule):
 
 
 class RowLinear(RowProduct, DistributedModule):
-    """A linear layer whose input features are cut: from this rank's columns to inside hidden states."""
+    """A linear layer whose input features are cut: from this rank's columns to hidden states (inside layout)."""
 
     def __init__(self, in_features: int, out_features: int, *, normal_std: float | None, bias: bool = True) -> None:
         super().__init__()

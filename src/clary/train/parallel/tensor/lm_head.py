@@ -117,8 +117,8 @@ class DistributedTransformerLMHead(DistributedModule):
                 be None. In masks, 1 marks a masked position. With a causal mask, labels are the tokens at the same
                 positions, each predicted from the position before; without one, labels are the tokens to predict at
                 their positions. Labels of -100 are ignored.
-            num_items: number of items in the whole batch of which this is a part. If given, the loss is the sum over
-                labels divided by it, instead of the mean.
+            num_items: number of items in the whole batch, of which the inputs are a part. If it is given, the loss is
+                the sum over labels divided by `num_items`, instead of the mean.
         """
         input_ids, attention_mask, token_type_ids, position_ids, cross_states, cross_mask, labels = self._unpack(inputs)
         num_rows, layout = input_ids.shape[0], self.layout

@@ -95,7 +95,7 @@ class DistributedModule(nn.Module):
                 yield parameter
 
     def reset_parameters(self) -> None:
-        """Initialise this module's own parameters again, for example after the meta device. Collective."""
+        """Initialise this module's own parameters again, for example after a move from the meta device. Collective."""
         for name, (fill, shape) in self._fills.items():
             self._draw(getattr(self, name), fill, shape)
 
@@ -116,7 +116,7 @@ class DistributedModule(nn.Module):
         self._mark_again()
 
     def _mark_again(self) -> None:
-        """Mark the parameters again, since a move to a device or a copy may have replaced them without marks."""
+        """Mark the parameters again, since a copy or a move to a device may have replaced them without marks."""
         for name, piece in self._slices.items():
             parameter = self._parameters.get(name)
             if parameter is not None:

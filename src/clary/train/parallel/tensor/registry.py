@@ -26,9 +26,9 @@ Arguments = tuple[Any, Mapping[str, Any]]  # positional arguments, keywords
 StateDict = dict[str, torch.Tensor]
 Translations = tuple[Callable[..., StateDict], Callable[..., StateDict]]
 
-MARK = "_tensor_parallelism"  # key in a module's `__dict__` of its Mark
-_RECORDS = "records_arguments_of"  # attribute of a recording constructor: its class
-ARGUMENTS = "_tensor_parallel_arguments"  # key in a module's `__dict__` of its constructor's arguments
+MARK = "_tensor_parallelism"  # key of a module's Mark in the module's `__dict__`
+_RECORDS = "records_arguments_of"  # attribute of a recording constructor that holds its class
+ARGUMENTS = "_tensor_parallel_arguments"  # key of the constructor's arguments in `__dict__`
 
 
 @dataclass(frozen=True)

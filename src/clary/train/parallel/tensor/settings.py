@@ -94,13 +94,17 @@ class LayerSettings:
 
     def __post_init__(self) -> None:
         if self.shared_layernorm and not self.parallel_residual:
-            raise ValueError("shared_layernorm needs parallel_residual: one behind the other has inputs of its own")
+            raise ValueError(
+                "shared_layernorm needs parallel_residual: otherwise the output layer runs after attention, "
+                "and their inputs differ"
+            )
 
 
 def read_settings(more: dict[str, Any], who: str) -> LayerSettings:
     """Parse keywords into settings; log keywords without effect, once per program.
 
-    Keywords that begin with an underscore tune the original and are ignored, as are such keys of the configuration.
+    Keywords that begin with an underscore tune the original implementation and are ignored, as are configuration keys
+    that begin with an underscore.
 
     Raises: TypeError naming an unknown keyword.
     """

@@ -14,7 +14,7 @@ from torch import nn
 
 from clary.train.parallel.tensor.collectives import TensorGroup
 
-MARK = "tensor_slice"  # attribute of slices with their mark
+MARK = "tensor_slice"  # attribute of a slice that holds its mark
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def mark(parameter: torch.Tensor, piece: TensorSlice) -> None:
     """Mark a parameter as a slice.
 
     Args:
-        parameter: of any shape, the slice's.
+        parameter: the slice, of any shape.
         piece: the mark, which replaces an earlier mark.
     """
     setattr(parameter, MARK, piece)

@@ -56,7 +56,7 @@ class DistributedTransformerLayer(DistributedModule):
         settings = read_settings(more, type(self).__name__)
         check_layernorms(pre_layernorm=pre_layernorm, post_layernorm=post_layernorm)
         if settings.parallel_residual and (add_cross_attention or post_layernorm):
-            raise ValueError("parallel_residual goes with pre_layernorm alone, and without cross-attention")
+            raise ValueError("parallel_residual requires pre_layernorm without post_layernorm, and no cross-attention")
         self.has_cross_attention, self.settings = add_cross_attention, settings
         normalises_once = settings.shared_layernorm
         common: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """The order in which each rank runs the microbatches of a step through its levels.
 
-Where: `plan` calls it on every rank; all ranks compute the same orders, since all know all ranks' shares. Each rank
-then runs its own list, and waits for messages if needed.
+Where: `plan` calls it on every rank; all ranks compute the same orders, since every rank knows the `Share` (levels and
+messages) of every rank. Each rank then runs its own list, and waits for messages if needed.
 
 All ranks are simulated in ticks; in each tick, a rank may run one level of one microbatch. `parallel.pipeline.policies`
 chooses a rank's next task: with `interleaved`, backward passes first, with `simple`, forward passes first. The lists
@@ -34,7 +34,8 @@ def plan_order(
         shares: shares of one pipeline's ranks, by rank.
         policy: value of the configuration key `pipeline`.
         last_forward: levels up to it are forward passes, higher levels are backward passes.
-        max_active: value of the key `active_microbatches`: most microbatches that have begun and not ended on a rank.
+        max_active: value of the key `active_microbatches`: the maximum number of microbatches that have begun but not
+            ended on a rank.
 
     Raises: ValueError if the ranks would deadlock.
     """
@@ -51,7 +52,7 @@ def plan_order(
             if decision.chosen is not None:
                 chosen.append((rank, dict(ready)[decision.chosen]))
         if not chosen:
-            raise ValueError(f"the ranks of a pipeline would wait for each other for ever, after {orders}")
+            raise ValueError(f"the ranks of a pipeline would wait for each other for ever, after these tasks: {orders}")
         for rank, task in chosen:
             orders[rank].append(task)
             done[rank][task.level] += 1

@@ -1,6 +1,6 @@
 """A rank's timetable: the levels at which it computes, and the messages before and after each level. Pure.
 
-Where: `plan` makes a timetable for its rank; ranks exchange the numbers in it for `order`.
+Where: `plan` makes a timetable for its rank; ranks exchange its levels and message numbers, which `order` needs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Timetable:
     sends: Mapping[int, tuple[Message, ...]]
 
     def share(self, waits: tuple[tuple[int, int], ...]) -> Share:
-        """Return the numbers that other ranks need.
+        """Return the level numbers and message numbers of this rank, which other ranks need.
 
         Args:
             waits: as in `Share`.

@@ -1,7 +1,8 @@
 """Work of one rank in a step: its operations, and the messages that it sends and receives.
 
-Where: `plan` calls it on every rank, after all ranks have exchanged the results of the model that their own operations
-need. Pure; all ranks compute equal values for data about several ranks.
+Where: `plan` calls it on every rank, after all ranks have told each other which results of the model their operations
+outside of the model need. Pure; values that concern several ranks, such as the messages, are computed equally on all
+ranks.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class Work:
 
 
 def own_demands(graph: Graph, wanted: Iterable[Output]) -> tuple[Output, ...]:
-    """Return the results of the model that a rank's own operations need, ordered by name.
+    """Return the results of the model that a rank's operations outside of the model need, ordered by name.
 
     Args:
-        wanted: the rank's needs: the step's results, and outputs of operations that have effects outside of the model.
+        wanted: the rank's needs: the step's results, and outputs of operations outside of the model that have effects.
     """
     found: set[Output] = set()
     seen: set[str] = set()

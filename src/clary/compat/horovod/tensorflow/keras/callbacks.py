@@ -80,7 +80,7 @@ class LearningRateScheduleCallback(_Callback):
         initial_lr: learning rate at the beginning of the training.
         multiplier: a function of the epoch, or a number, raised to the power of the epochs since `start_epoch`.
         start_epoch, end_epoch: first epoch of the range, and first epoch after the range; None: no end.
-        staircase: set the rate once per epoch, not once per batch with a fractional epoch.
+        staircase: set the rate once per epoch; if False, set it for each batch, at a fractional epoch.
         momentum_correction: scale an optimizer's momentum like the rate during the batch in which the rate changes.
         steps_per_epoch: batches of an epoch, if Keras does not know them; needed without a staircase.
     Raises: ValueError without an initial rate.
@@ -120,7 +120,7 @@ class LearningRateScheduleCallback(_Callback):
         self.current_epoch = epoch
 
     def on_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the rate of this epoch, if it differs from the optimizer's own rate."""
+        """Set the rate of this epoch or batch, if the epoch is in the range."""
         is_over = self.end_epoch is not None and self.current_epoch >= self.end_epoch
         if self.current_epoch < self.start_epoch or is_over:
             return
@@ -218,7 +218,7 @@ class BestModelCheckpoint(_ModelCheckpoint):
 
 
 def _get(optimizer: Any, name: str) -> float:
-    """Return the value of an optimizer's number, which may be stored in a variable."""
+    """Return a numeric attribute of an optimizer as a float; the attribute may be a variable."""
     value = getattr(optimizer, name)
     return float(value.numpy() if hasattr(value, "numpy") else value)
 

@@ -29,7 +29,7 @@ class ElasticSampler(torch.utils.data.Sampler):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch; call it at the end of the previous epoch."""
+        """Begin an epoch; call this method at the end of the previous epoch."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()

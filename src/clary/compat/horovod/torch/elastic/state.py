@@ -86,7 +86,7 @@ _HANDLERS: list[tuple[type, type[StateHandler]]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """Return pairs: a class of values, and the class that handles them."""
+    """Return pairs of the class of a value and the class of its handler."""
     return list(_HANDLERS)
 
 

@@ -32,7 +32,7 @@ def allreduce(
             once.
         compression: Compression.none or Compression.fp16.
         op: a `ReduceOp`; AVERAGE only for floating-point types.
-        grad: name of `tensor` in scripts for the first versions.
+        grad: the name that scripts for the first versions use for `tensor`.
     Raises: TypeError without a tensor or with both names; ValueError for an index outside of `num_params`;
     CollectiveError.
     """
@@ -40,7 +40,7 @@ def allreduce(
         raise TypeError("allreduce takes one tensor: allreduce(tensor, param_index, num_params)")
     tensor = grad if tensor is None else tensor
     if not 0 <= param_index < num_params:
-        raise ValueError(f"param_index {param_index} is none of {num_params} parameters: count them from 0")
+        raise ValueError(f"param_index {param_index} is out of range for {num_params} parameters: count them from 0")
     return reduce_gradients(process, [tensor], op.value, compression)[0]
 
 
@@ -59,7 +59,7 @@ def oob_allreduce(tensor: Any, compression: Any = Compression.none, op: ReduceOp
 
 
 def broadcast(tensor: Any, root_rank: int) -> Any:
-    """Return the tensor of rank `root_rank`, shape and type equal on all ranks.
+    """Return the tensor of rank `root_rank`; its shape and type are equal on all ranks.
 
     Raises: ValueError for a root that is not a rank; CollectiveError.
     """
@@ -90,7 +90,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 def overlap(tensor: Any) -> Any:
-    """Return `tensor`, of any shape, unchanged: Clary compiles no model by XLA, so no tensor has to be marked."""
+    """Return `tensor`, of any shape, unchanged: Clary compiles no model with XLA, so no tensor has to be marked."""
     return tf.identity(tensor)
 
 

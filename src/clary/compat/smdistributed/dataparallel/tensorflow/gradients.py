@@ -53,12 +53,14 @@ def DistributedOptimizer(
         optimizer: an optimizer of tf.compat.v1.train or of Keras; an optimizer of Keras is changed and returned.
         name, use_locking: arguments of the wrapper of a TensorFlow 1 optimizer.
         device_dense, device_sparse, compression, sparse_as_dense, op: as for `DistributedGradientTape`.
-        bucket_cap_mb: checked as in SMDDP; all gradients are exchanged by one operation.
-    Raises: NotImplementedError as the tape; ValueError for another bucket size or an optimizer that is wrapped already;
-        TypeError for an object that is not an optimizer.
+        bucket_cap_mb: checked as in SMDDP, without other effect; all gradients are exchanged by one operation.
+    Raises: NotImplementedError as for `DistributedGradientTape`; ValueError for a wrong bucket size or an optimizer
+        that is already wrapped; TypeError for an object that is not an optimizer.
     """
     if bucket_cap_mb <= 0 or int(bucket_cap_mb * _BUCKET_BYTES) % _BUCKET_MULTIPLE:
-        raise ValueError(f"bucket_cap_mb is {bucket_cap_mb}; expected MiB above 0, in bytes a multiple of 128")
+        raise ValueError(
+            f"bucket_cap_mb is {bucket_cap_mb}; expected a size in MiB above 0 that is a multiple of 128 bytes"
+        )
     reduce = _averaging(device_dense, device_sparse, compression, op)
     return distribute(optimizer, reduce, name=name, use_locking=use_locking)
 

@@ -1,4 +1,4 @@
-"""`smdistributed.modelparallel.tensorflow.utils`: transfer of checkpoint files between ranks, and the error of graphs.
+"""`smdistributed.modelparallel.tensorflow.utils`: checkpoint files between ranks, and `GraphBuildError`.
 
 Source: aws/deep-learning-containers `test/dlc_tests` and the library's release notes, which call these functions.
 """

@@ -6,8 +6,8 @@ The code is in `clary.train.parallel`; this package has the names that scripts i
 when the module is first loaded. This file loads the modules first: the names that it binds afterwards stay, even if
 scripts import the modules later.
 
-[Note: torch first] The end of torch's import patches trainers of other libraries and imports the modules below for
-that. So torch is imported first: no module below may be partly imported at that time.
+[Note: torch first] As its last step, the import of torch patches trainers of other libraries; for that it imports the
+modules below. So torch is imported first: no module below may be partly imported at that time.
 """
 
 import torch  # noqa: F401 - see [Note: torch first]

@@ -91,7 +91,7 @@ def save_checkpoint(
         optimizer: optimizer to save; None writes no optimizer state.
         user_content: any object that can be pickled.
         translate_if_full: write a whole model under transformers' names, for modules that came from transformers.
-        num_kept_partial_checkpoints: number of the newest partial checkpoints that stay; None keeps all.
+        num_kept_partial_checkpoints: number of newest partial checkpoints to keep; None keeps all.
 
     Raises: OSError; ValueError without a model, for an invalid tag, or for fewer than 1 checkpoint to keep.
     """

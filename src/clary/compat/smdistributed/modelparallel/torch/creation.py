@@ -20,7 +20,7 @@ from clary.train.parallel.tensor.registry import tensor_parallelism as tensor_pa
 def model_creation(
     tensor_parallelism: bool = False, dtype: torch.dtype | None = None, **tensor_parallel_config: Any
 ) -> Iterator[None]:
-    """Make modules in a dtype, without memory if the configuration delays it, and partitioned on request.
+    """Make modules in `dtype`, without memory for parameters if the configuration delays it, split on request.
 
     Args:
         tensor_parallel_config: arguments of `smp.tensor_parallelism`; used only if `tensor_parallelism` is true.

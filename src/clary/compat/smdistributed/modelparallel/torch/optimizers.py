@@ -1,4 +1,4 @@
-"""`smp.optimizers`: names of fused optimizers, for optimizers of torch and of `clary.train.parallel.optimizers`."""
+"""`smp.optimizers`: torch's and `clary.train.parallel.optimizers`' classes under fused optimizers' names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["FusedAdam", "FusedLAMB", "FusedLamb", "FusedNovoGrad"]
 
 
 class FusedAdam(torch.optim.AdamW):
-    """AdamW, or Adam with `adam_w_mode=False`, under apex's arguments."""
+    """AdamW, or Adam with `adam_w_mode=False`, with the arguments of apex's FusedAdam."""
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ class ModuleManager:
 
     @property
     def translate_functions(self) -> list[tuple[Any, Any]]:
-        """Pairs of functions for the replaced modules: from names of SMP to names of transformers, and back."""
+        """Pairs of functions that rename states of replaced modules: from SMP's names to transformers', and back."""
         model = runtime.current().model if runtime.is_initialized() else None
         return [] if model is None else list(model.translations)
 

@@ -88,7 +88,7 @@ class Netlink:
         self._request(RTM_NEWLINK, 0, _interface(self.index(name), IFF_UP if up else 0, IFF_UP))
 
     def set_master(self, name: str, *, bridge: str | None) -> None:
-        """Make an interface a port of `bridge`; take it off its bridge for None."""
+        """Make an interface a port of `bridge`, or remove it from its bridge if `bridge` is None."""
         master = _u32(IFLA_MASTER, self.index(bridge) if bridge else 0)
         self._request(RTM_NEWLINK, 0, _interface(self.index(name)) + master)
 
@@ -118,7 +118,7 @@ class Netlink:
         self._request(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, body)
 
     def set_neighbour(self, name: str, address: str, *, hardware_address: bytes | None) -> None:
-        """Fix the Ethernet address of an IPv4 address behind an interface; None: the kernel asks for it again.
+        """Set a static Ethernet address for an IPv4 neighbour of an interface; None: the kernel asks for it again.
 
         Args:
             name: name of the interface.

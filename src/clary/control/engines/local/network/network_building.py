@@ -19,14 +19,14 @@ from clary.control.engines.local.network.network_spec import LOOPBACK, HostSpec,
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21  # linux/capability.h
 BRIDGE = "br0"
 
-# Token bucket: measured with tbf on veth, a bucket of 2 ms reaches 95 % and more of the rate from 100 Mbit/s to
-# 10 Gbit/s, never below one 32 KiB write, and not below 256 KiB from 1 Gbit/s on.
+# Token bucket: 2 ms of the rate, never less than one 32 KiB write, and not less than 256 KiB from 1 Gbit/s on. Measured
+# with tbf on veth, such a bucket reaches at least 95 % of the rate from 100 Mbit/s to 10 Gbit/s.
 BURST_S = 0.002
 MIN_BURST_BYTES = 32 * 1024
 GIGABIT_BYTES_S = 125_000_000
 MIN_GIGABIT_BURST_BYTES = 256 * 1024
 MAX_BURST_BYTES = 1024 * 1024
-QUEUE_S = 0.05  # longest queue of a sender at its token bucket
+QUEUE_S = 0.05  # longest time for which a sender's data queues at its token bucket
 
 
 class FabricError(Exception):
@@ -71,7 +71,8 @@ def build(spec: NetworkSpec) -> Network:
             why_no_users = f"{error.strerror or error}{namespaces.user_namespace_hint()}"
             print(f"programs get the users of this machine: {why_no_users}", file=sys.stderr, flush=True)
     # A thread in a user namespace can not return to the machine's network namespace, from which relays connect. So the
-    # main thread never leaves the machine's: another thread, which ends afterwards, joins the hosts'.
+    # main thread never leaves the machine's namespace: another thread, which ends afterwards, joins the hosts'
+    # namespaces.
     outcome: list[Network | BaseException] = []
 
     def build_here() -> None:
@@ -242,7 +243,8 @@ def _limit(here: Netlink, name: str, host: HostSpec) -> None:
 
 
 def _listen(spec: NetworkSpec, hosts: dict[str, int]) -> list[tuple[socket.socket, RelaySpec]]:
-    from clary.control.engines.local.network.relay import make_listener  # imported late: saves 14 ms without relays
+    # imported late: saves 14 ms when a network without relays starts
+    from clary.control.engines.local.network.relay import make_listener
 
     listeners = []
     for host in spec.hosts:

@@ -1,4 +1,4 @@
-"""The specification of a job's network, and the files between the engine and the anchor.
+"""The specification of a job's network, and the files that the engine and the anchor exchange.
 
 Where: `anchors` writes the spec into the attempt's folder, the anchor (`fabric`) reads it and answers with the ready
 file. Standard library only.

@@ -2,10 +2,10 @@
 
 Where: the anchor of a job's network serves this in its event loop. A listening socket stays in the network namespace
 in which it was made (a host's), while the sockets that this module opens belong to the anchor's own namespace (the
-machine's). Programs inside therefore reach the service under the same URL as clients outside, and targets that setting
-`reachable_networks` names with a port under their own addresses. Bytes are forwarded as they arrive, with bounded
-buffers; the end of one direction is forwarded as a half-close, and an aborted connection is aborted on the other side
-too, so that a cut transfer never looks complete.
+machine's). Programs inside therefore reach the service under the same URL as clients outside. They reach the targets
+that the setting `reachable_networks` names with a port under the targets' own addresses. Bytes are forwarded as they
+arrive, with bounded buffers; the end of one direction is forwarded as a half-close, and an aborted connection is
+aborted on the other side too, so that a cut transfer never looks complete.
 """
 
 from __future__ import annotations

@@ -11,5 +11,5 @@ tape       a gradient tape that reduces its gradients over all ranks
 optimizer  optimizers of Keras 3, legacy Keras and TensorFlow 1 that apply gradients reduced over all ranks
 xla        prevents Keras 3 from compiling models by XLA
 
-Where: `smdistributed.dataparallel.tensorflow` and `horovod.tensorflow` export these names.
+Where: `smdistributed.dataparallel.tensorflow` and `horovod.tensorflow` use these modules.
 """

@@ -1,8 +1,8 @@
 """Aligned blocks of memory, reused once no array refers to them.
 
 Fresh memory of the size of a model's gradients costs a page fault for every 4 KiB, more than the copies that blocks
-save. Results are views that keep their block alive; a block without views is reused, so a training has one block for
-each step whose results it keeps.
+save. Results are views that keep their block alive; a block without views is reused, so a training run has one block
+for each step whose results it keeps.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def broadcast_tensors(process: Process, tensors: Sequence[Any], root: int) -> li
     lists = process.lists
     size = lists.world.size
     if not 0 <= root < size:
-        raise ValueError(f"root_rank {root} is no rank: they are 0 to {size - 1}")
+        raise ValueError(f"root_rank {root} is no rank: ranks are 0 to {size - 1}")
     values = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if size == 1 or not values:
         return values

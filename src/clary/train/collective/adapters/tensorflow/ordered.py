@@ -2,14 +2,15 @@
 
 In eager mode a function is called at once. Inside `tf.function` it becomes one operation, in the program's order
 ([Note: order]). The operation starts when all its inputs are ready, and blocks a thread of TensorFlow's pool. It waits
-only for operations of other ranks that precede its own successors in the order, so a pool of one thread is enough.
+only for operations of other ranks that have the same or an earlier place in the order, so a pool of one thread is
+enough.
 
 [Note: order]
 TensorFlow runs operations of a graph when their inputs are ready, so two ranks could run two reductions in different
-orders, each waiting for the other. Each of our operations therefore reads a variable, the turn, passes its value
-through the function and assigns the result. TensorFlow keeps reads and writes of a variable in the program's order,
-also in functions, branches and loops inside the graph. Graphs of TensorFlow 1 have no such rule; there each operation
-gets a control input from the previous operation in its branch.
+orders, each waiting for the other. Each of our operations therefore reads a variable called the turn, passes its value
+through the function and assigns the result to the variable. TensorFlow keeps reads and writes of a variable in the
+program's order, also in functions, branches and loops inside the graph. Graphs of TensorFlow 1 have no such rule; there
+each operation gets a control input from the previous operation in its branch.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ _turns = _Turns()
 
 
 def run_ordered(exchange: Exchange, tensors: Sequence[Any], like: Sequence[Any]) -> list[Any]:
-    """Run a function of tensors' memory: now, or each time that the graph under construction reaches it.
+    """Run a function on the tensors' memory: at once, or each time that the graph being built reaches it.
 
     Args:
-        exchange: takes arrays with the shapes of `tensors`, which it must not write, and returns one array for each of
-            `like`, which must not be written afterwards. Inside a graph its errors become TensorFlow's, with the same
-            text.
+        exchange: takes arrays with the shapes of `tensors`, and must not write them. It returns one array for each of
+            `like`; these arrays must not be written afterwards. Inside a graph its errors become TensorFlow's, with the
+            same text.
         tensors: on any device; they are copied to the CPU.
         like: a tensor or a tf.TensorSpec for each result, with its type and static shape.
     Returns: a tensor for each of `like`.

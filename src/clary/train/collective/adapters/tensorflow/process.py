@@ -1,6 +1,6 @@
 """The group of this process: all ranks of the job, formed once.
 
-Where: the foreign names call `init`; all exchanges use `world()`.
+Where: `smdistributed.dataparallel.tensorflow` calls `init`; all exchanges use `world`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 
 class Process:
-    """Membership of this process in a group; each library of foreign names has one.
+    """Membership of this process in a group; each library whose names Clary provides has its own.
 
     Args:
         name: name of the library as users know it, for messages.
@@ -33,7 +33,7 @@ class Process:
         """Form the group of all ranks; every rank calls it once.
 
         Raises:
-            CollectiveError: `init` was called before, and not `shutdown` since.
+            CollectiveError: `init` was called before, and `shutdown` has not been called since.
             ValueError: this process was not started as a rank, or a variable is invalid.
             BootstrapError: the group could not be formed; the text names the missing ranks.
         """
@@ -46,12 +46,12 @@ class Process:
 
     @property
     def is_initialized(self) -> bool:
-        """Whether `init` was called, and `shutdown` not since."""
+        """Whether `init` was called and `shutdown` has not been called since."""
         return self._lists is not None
 
     @property
     def world(self) -> arrays.World:
-        """The group; raises as `lists`."""
+        """The group; raises the same errors as `lists`."""
         return self.lists.world
 
     @property
@@ -95,4 +95,6 @@ class Process:
                 return int(text)
         if size == 1:
             return 0 if names is _LOCAL_RANK else 1
-        raise ValueError(f"none of {', '.join(names)} is set to a number: start this program by a launcher of ranks")
+        raise ValueError(
+            f"none of {', '.join(names)} is set to a number: start this program with a launcher that sets one of them"
+        )

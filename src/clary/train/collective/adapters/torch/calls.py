@@ -1,7 +1,9 @@
-"""torch's two spellings of a call: lists with an options object, as torch.distributed and C++ write it, and single
-tensors with a root, an operation and a limit, as programs that hold a ProcessGroup may.
+"""Reads torch's two spellings of a call, the long one and the short one.
 
-Where: `collectives` brings every call to the first spelling. Options of torch before 2.7 do not say whether the caller
+The long spelling has lists of tensors and an options object, as torch.distributed and C++ write it. The short spelling
+has single tensors with a root, an operation and a timeout, as programs that hold a ProcessGroup may write it.
+
+Where: `collectives` brings every call to the long spelling. Options of torch before 2.7 do not say whether the caller
 waits; every call then counts as asynchronous.
 """
 
@@ -35,7 +37,7 @@ def options_of(
     root: int | None = None,
     op: Any = None,
 ) -> Options:
-    """Return `given` if it is options, else new ones of `kind` with the named values.
+    """Return `given` if it is an options object, else a new object of `kind` with the named values.
 
     Args:
         given: options; any other value in the short spelling.
@@ -53,16 +55,16 @@ def options_of(
 
 
 def as_list(tensors: Any) -> list[Any]:
-    """Return a list of tensors for a list or a single one."""
+    """Return a list of tensors, given a list or a single tensor."""
     return [tensors] if isinstance(tensors, torch.Tensor) else tensors
 
 
 def as_nested(tensors: list[Any]) -> list[list[Any]]:
-    """Return a list of lists for one, or for a plain list of tensors."""
+    """Return a list of lists, given one or given a plain list of tensors."""
     return [tensors] if tensors and isinstance(tensors[0], torch.Tensor) else tensors
 
 
 def limit_s_of(options: Any, default_s: float) -> float:
-    """Return the time limit that options set, in seconds, or `default_s` if they leave torch's negative mark."""
+    """Return the time limit of options in seconds, or `default_s` if torch's negative value marks it as unset."""
     timeout: timedelta = options.timeout
     return default_s if timeout.days < 0 else timeout.total_seconds()

@@ -1,8 +1,9 @@
-"""torch's collectives over a core: addresses and counts out of tensors, works out of tickets.
+"""torch's collectives over a core: tensors become addresses and counts, and tickets become Work objects.
 
-Where: `process_group.SmddpProcessGroup` inherits these; torch.distributed calls them directly, DDP's reducer and the
-functional collectives from C++. Ranks, roots and lists are the group's. Every rank must issue the same sequence.
-A call whose caller waits anyway (`asyncOp` false) runs in the calling thread and returns `work.ENDED`.
+Where: `process_group.SmddpProcessGroup` inherits these methods. torch.distributed calls them directly; DDP's reducer
+and the functional collectives call them from C++. Ranks and roots are numbered within the group, and lists are in the
+order of its ranks. `calls` explains the short spelling of a call. Every rank must issue the same sequence. A call whose
+caller waits anyway (`asyncOp` false) runs in the calling thread and returns `work.ENDED`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Collectives:
         self._completion = completion
         self._own_rank = rank
         self._num_ranks = size
-        self._timeout_s = 0.0  # the core's own
+        self._timeout_s = 0.0  # 0 for the core's own limit
         self._num_issued = 0
         self._coalesced: list[Work] | None = None
         # The core if it reads torch's tensors itself, else None.
@@ -78,7 +79,7 @@ class Collectives:
         Args:
             tensors: a tensor of any shape, or a list of one; the same shape on all ranks.
             opts: AllreduceOptions, or in the short spelling a ReduceOp; None for a sum.
-            timeout: of the short spelling; None for the group's.
+            timeout: time limit in the short spelling; None for the group's.
         """
         if type(opts) is not AllreduceOptions:
             tensors, opts = as_list(tensors), options_of(AllreduceOptions, opts, timeout, op=_op_in(opts))
@@ -107,7 +108,7 @@ class Collectives:
         Args:
             tensors: a tensor of any shape, or a list of one; the same shape on all ranks.
             opts: BroadcastOptions, or in the short spelling the root's rank; None for rank 0.
-            timeout: of the short spelling; None for the group's.
+            timeout: time limit in the short spelling; None for the group's.
         """
         if type(opts) is not BroadcastOptions:
             tensors, opts = as_list(tensors), options_of(BroadcastOptions, opts, timeout, root=opts)
@@ -131,7 +132,7 @@ class Collectives:
             tensors: a tensor of any shape, or a list of one; the same shape on all ranks.
             opts: ReduceOptions, or in the short spelling the root's rank; None for rank 0.
             op: a ReduceOp in the short spelling; None for a sum.
-            timeout: of the short spelling; None for the group's.
+            timeout: time limit in the short spelling; None for the group's.
         """
         if type(opts) is not ReduceOptions:
             tensors, opts = as_list(tensors), options_of(ReduceOptions, opts, timeout, root=opts, op=op)
@@ -152,9 +153,9 @@ class Collectives:
 
         Args:
             output_tensors: a list of one tensor for each rank, or that list in a list.
-            input_tensors: a tensor of any shape, or a list of one, as this rank's output has.
+            input_tensors: a tensor of any shape, or a list of one, with as many elements as this rank's output.
             opts: AllgatherOptions, or None in the short spelling.
-            timeout: of the short spelling; None for the group's.
+            timeout: time limit in the short spelling; None for the group's.
         Raises: ValueError if this rank's output has another size than its input, or a tensor is missing.
         """
         if type(opts) is not AllgatherOptions:
@@ -186,7 +187,7 @@ class Collectives:
         """Collect a tensor of every rank into one that holds all, in rank order.
 
         Args:
-            output: of any shape with N times the elements of `input`, N ranks.
+            output: of any shape, with N times the elements of `input` for N ranks.
             input: of any shape, the same on all ranks.
             opts: AllgatherOptions, or None in the short spelling.
         """
@@ -227,7 +228,7 @@ class Collectives:
         """Collect several tensors of every rank, each into one that holds all.
 
         Args:
-            outputs: for each input a tensor with N times its elements, N ranks.
+            outputs: for each input a tensor with N times its elements for N ranks.
             inputs: this rank's tensors.
             opts: AllgatherOptions, or None in the short spelling.
         """
@@ -238,13 +239,13 @@ class Collectives:
     def reduce_scatter(
         self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: timedelta | None = None
     ) -> Work:
-        """Reduce a list of tensors, one a rank; rank r keeps the r-th. Sizes may differ by rank.
+        """Reduce a list of tensors, one per rank; rank r keeps the r-th. Sizes may differ by rank.
 
         Args:
-            output_tensors: a tensor of any shape, or a list of one, as this rank's input has.
+            output_tensors: a tensor of any shape, or a list of one, with as many elements as this rank's input.
             input_tensors: a list of one tensor for each rank, or that list in a list.
             opts: ReduceScatterOptions, or in the short spelling a ReduceOp; None for a sum.
-            timeout: of the short spelling; None for the group's.
+            timeout: time limit in the short spelling; None for the group's.
         """
         if type(opts) is not ReduceScatterOptions:
             output_tensors, input_tensors = as_list(output_tensors), as_nested(input_tensors)
@@ -261,11 +262,11 @@ class Collectives:
         return self._reduce_scatter(output, 0, [source.data_ptr() for source in sources], sources, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:  # noqa: A002
-        """Reduce a tensor that holds a chunk a rank; rank r keeps chunk r.
+        """Reduce a tensor that holds one chunk per rank; rank r keeps chunk r.
 
         Args:
             output: of any shape, the same on all ranks.
-            input: of any shape with N times the elements of `output`, N ranks.
+            input: of any shape, with N times the elements of `output` for N ranks.
             opts: ReduceScatterOptions; None for a sum.
         """
         opts = opts if type(opts) is ReduceScatterOptions else options_of(ReduceScatterOptions, opts)
@@ -280,11 +281,11 @@ class Collectives:
         return self._reduce_scatter(output, source.data_ptr(), None, source, opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        """Reduce several tensors that each hold a chunk a rank.
+        """Reduce several tensors that each hold one chunk per rank.
 
         Args:
             outputs: a tensor for each input.
-            inputs: tensors with N times the elements of their outputs, N ranks.
+            inputs: tensors with N times the elements of their outputs for N ranks.
             opts: ReduceScatterOptions; None for a sum.
         """
         opts = options_of(ReduceScatterOptions, opts)
@@ -300,7 +301,7 @@ class Collectives:
             output_tensors: on the root a list of one tensor for each rank, or that list in a list; elsewhere empty.
             input_tensors: a tensor of any shape, or a list of one; the same shape on all ranks.
             opts: GatherOptions, or in the short spelling the root's rank; None for rank 0.
-            timeout: of the short spelling; None for the group's.
+            timeout: time limit in the short spelling; None for the group's.
         """
         if type(opts) is not GatherOptions:
             output_tensors, input_tensors = as_nested(output_tensors), as_list(input_tensors)
@@ -331,7 +332,7 @@ class Collectives:
             output_tensors: a tensor of any shape, or a list of one; the same shape on all ranks.
             input_tensors: on the root a list of one tensor for each rank, or that list in a list; elsewhere empty.
             opts: ScatterOptions, or in the short spelling the root's rank; None for rank 0.
-            timeout: of the short spelling; None for the group's.
+            timeout: time limit in the short spelling; None for the group's.
         """
         if type(opts) is not ScatterOptions:
             output_tensors, input_tensors = as_list(output_tensors), as_nested(input_tensors)
@@ -361,7 +362,7 @@ class Collectives:
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Send rows of a tensor to every rank and receive rows of each.
+        """Send rows of a tensor to every rank and receive rows from every rank.
 
         Args:
             output: [rows received, ...].
@@ -369,7 +370,7 @@ class Collectives:
             output_split_sizes: rows from each rank, by rank; empty for equal parts.
             input_split_sizes: rows for each rank, by rank; empty for equal parts.
             opts: AllToAllOptions, or None in the short spelling.
-            timeout: of the short spelling; None for the group's.
+            timeout: time limit in the short spelling; None for the group's.
         """
         opts = options_of(AllToAllOptions, opts, timeout)
         if not input.is_cpu and (other := self._elsewhere(input)) is not None:
@@ -379,7 +380,8 @@ class Collectives:
         buffer = dense(output, "all_to_all_single")
         send_counts, dtype = self._split(source, input_split_sizes, "input")
         receive_counts, _ = self._split(buffer, output_split_sizes, "output")
-        # An empty tensor has no address, and the core needs one. It accesses only the counted elements: none.
+        # An empty tensor has no address, and the core needs one. The core accesses only the counted elements, and here
+        # there are none.
         sent, received = (one if one.numel() else one.new_empty(1) for one in (source, buffer))
         asked = Operation(Kind.ALL_TO_ALL, dtype, 0, sent.data_ptr(), received.data_ptr())
         asked.chunks = Chunks(send_counts=send_counts, receive_counts=receive_counts)
@@ -391,10 +393,10 @@ class Collectives:
         """Send a tensor to every rank and receive one from each; sizes may differ.
 
         Args:
-            output_tensors: one for each rank, of the size that it sends.
+            output_tensors: one for each rank, with the size of the tensor that this rank receives from it.
             input_tensors: one for each rank.
             opts: AllToAllOptions, or None in the short spelling.
-            timeout: of the short spelling; None for the group's.
+            timeout: time limit in the short spelling; None for the group's.
         """
         opts = options_of(AllToAllOptions, opts, timeout)
         if (other := self._elsewhere_any(input_tensors)) is not None:
@@ -414,17 +416,17 @@ class Collectives:
         return self._run(asked, opts, outputs, (sources, buffers), finish)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """End when every rank has called it."""
+        """End when every rank has called `barrier`."""
         opts = opts if type(opts) is BarrierOptions else options_of(BarrierOptions, opts, timeout)
         return self._run(Operation(Kind.BARRIER), opts, ())
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """End when every rank has called it; the error names the first missing rank alone."""
+        """End when every rank has called `monitored_barrier`; the error names only the first missing rank."""
         limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
         self._core.run(Operation(Kind.BARRIER, timeout_s=limit_s))
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
-        """Send a tensor to a rank; matched by tag, independent of collectives.
+        """Send a tensor to a rank; messages are matched by tag and are independent of collectives.
 
         Args:
             tensors: a tensor of any shape, or a list of one.
@@ -443,7 +445,7 @@ class Collectives:
         """Receive a tensor from a rank.
 
         Args:
-            tensors: a tensor of any shape, or a list of one, of as many bytes as were sent; written.
+            tensors: a tensor of any shape, or a list of one, with as many bytes as were sent; it is overwritten.
             src: rank that sends.
             tag: of the `send`.
         """
@@ -467,7 +469,7 @@ class Collectives:
     alltoall_base = all_to_all_single
 
     def _elsewhere(self, tensor: torch.Tensor) -> Any:
-        """Return the group for the tensor's device, or None; `dense` then refuses the tensor by name."""
+        """Return the group for the tensor's device, or None; `dense` then raises an error that names the device."""
         return None
 
     def _elsewhere_any(self, tensors: Tensors) -> Any:
@@ -591,7 +593,7 @@ class Collectives:
         return items
 
     def _split(self, buffer: torch.Tensor, rows: Sequence[int], side: str) -> tuple[list[int], int]:
-        """Return the core's counts of a buffer's parts, and its type."""
+        """Return the number of elements in each part of a buffer, and their type, as the core counts them."""
         count, dtype = moved(buffer)
         num_rows = buffer.size(0) if buffer.dim() else 0
         if not rows:

@@ -1,4 +1,4 @@
-"""The thread that ends futures of operations under way, one a group, started by the first that needs it.
+"""The thread that ends futures of operations under way; each group has one, started when first needed.
 
 Where: `work.PendingWork.get_future` hands over its work; the thread blocks in the core, without the interpreter lock,
 until a handed-over operation has ended. It gets only operations with a future, and operations whose work was dropped
@@ -27,10 +27,10 @@ class _Ending(Protocol):
 
     @property
     def ticket(self) -> int:
-        """Name of the operation in the core."""
+        """Number that identifies the operation in the core."""
 
     def take_end(self) -> None:
-        """Take the end from the core."""
+        """Fetch the operation's outcome from the core."""
 
     def tell(self) -> None:
         """End the future; runs its callbacks."""
@@ -70,7 +70,7 @@ class CompletionThread:
         self.rank = rank
         self._core = core
         self._works: dict[int, _Ending] = {}
-        # Re-entrant: garbage collection may drop, and so adopt, a work while the lock is held.
+        # Re-entrant: garbage collection may delete a work, which then calls `adopt`, while the lock is held.
         self._ends = threading.Condition(threading.RLock())
         self._threads: list[threading.Thread] = []
         self._num_idle = 0  # threads that are not in a callback
@@ -98,7 +98,7 @@ class CompletionThread:
         """Keep the memory of an operation whose work was dropped until the operation has ended.
 
         Args:
-            ticket: of the core, not yet waited for.
+            ticket: ticket from the core that nothing has waited for yet.
             held: owns the memory.
             finish: runs after success; None does nothing.
         """

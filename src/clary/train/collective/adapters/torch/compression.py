@@ -5,11 +5,12 @@
 
 Call it once, before the first step. It can make the loss worse, so compare the loss (docs/benchmarks.md, `shrink`).
 
-What "half on the wire" means here: hooks divide by the number of ranks and then round to 16 bits, once. The core widens
-to float32 to add, and rounds once for each addition it makes: once for the ranks of a host together, and between hosts
-once for all with the direct exchange, once a host with ring and halving-doubling. Partial sums that travel between
-hosts are 16 bit numbers. PowerSGD's factors are float32; it starts its collectives when earlier ones end, in an order
-that is the same on all ranks only within a bucket, so a model that it compresses gets one bucket a type of gradients.
+What "half on the wire" means here: hooks divide by the number of ranks and then round to 16 bits, once. The core adds
+in float32 and rounds the result of each addition once. The ranks of one host are added in one addition. Between hosts,
+the direct exchange makes one addition for all hosts; ring and halving-doubling make one per host. Partial sums that
+travel between hosts are 16 bit numbers. PowerSGD's factors are float32. PowerSGD starts a collective when an earlier
+one ends; this order is the same on all ranks only within a bucket. A model that it compresses therefore gets one bucket
+per type of gradients.
 """
 
 # No annotations from __future__: torch checks the annotations of hooks, which must be types.
@@ -47,9 +48,10 @@ def compress(
 
     Args:
         compression: one of `Compression`.
-        matrix_rank: of PowerSGD's factors: of a matrix of m x n, m + n numbers a rank travel in place of m * n.
-        first_step: of PowerSGD; gradients of earlier steps are not compressed. 2 or more.
-    Raises: ValueError for any other compression; the errors of register_comm_hook, as for a second hook.
+        matrix_rank: rank of PowerSGD's factors. For a matrix of m x n, matrix_rank * (m + n) numbers are sent in place
+            of m * n.
+        first_step: first step that PowerSGD compresses, 2 or more; gradients of earlier steps are not compressed.
+    Raises: ValueError for any other compression; the errors of register_comm_hook, for example for a second hook.
     """
     group = model.process_group
     match compression:

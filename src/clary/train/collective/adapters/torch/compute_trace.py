@@ -1,4 +1,4 @@
-"""Reports torch's computation to the trace of the process: modules forward and backward, and gradients.
+"""Reports torch's computation to the process's trace: forward and backward passes of modules, and gradients.
 
 Where: `creation.connect` calls `install` when the first group is made while traces are on (`collective.trace`).
 Spans lie on the lane `compute`, a module's span inside the span of the module that holds it. The backward span of a
@@ -44,7 +44,7 @@ class _ComputeTrace:
 
     def _after_forward(self, module: torch.nn.Module, _: Any, output: Any) -> None:
         end_ns = time.perf_counter_ns()
-        while self._began_ns:  # the entries above it ended with an exception
+        while self._began_ns:  # entries above this module's ended with an exception
             identity, begin_ns = self._began_ns.pop()
             if identity == id(module):
                 self._writer.span(COMPUTE, f"forward {_name(module)}", begin_ns, end_ns)

@@ -25,7 +25,7 @@ def connect(options: dist.distributed_c10d._DistributedBackendOptions) -> SmddpP
     """Connect this rank with the other ranks of the group and return its ProcessGroup. All ranks must call it.
 
     Raises:
-        BootstrapError: a rank did not come, was not reachable, or failed to prove itself.
+        BootstrapError: a rank did not join, was not reachable, or failed to authenticate.
         ValueError: a setting in the environment is wrong.
     """
     rank, size = options.group_rank, options.group_size
@@ -51,10 +51,10 @@ def connect(options: dist.distributed_c10d._DistributedBackendOptions) -> SmddpP
 
 
 def timeout_s_of(asked: timedelta, settings: CollectiveSettings) -> float:
-    """Return the limit of one operation: the script's, or the variable's if the script kept torch's default.
+    """Return the limit of one operation: the script's, or the environment's if the script kept torch's default.
 
-    torch passes its default if the script sets no limit. Scripts rely on that half hour, for instance while rank 0
-    alone prepares data, so it holds unless CLARY_COLLECTIVE_TIMEOUT_S is set.
+    torch passes its default of half an hour if the script sets no limit. Scripts rely on that half hour, for instance
+    while rank 0 alone prepares data, so it holds unless CLARY_COLLECTIVE_TIMEOUT_S is set.
     """
     asked_s = asked.total_seconds()
     is_default = asked_s == dist.constants.default_pg_timeout.total_seconds()

@@ -1,7 +1,8 @@
 """The path of CUDA tensors: through NCCL, or through host memory.
 
-Where: `process_group` decides once a group, at the first operation on CUDA tensors, in which all its ranks take part.
-All ranks choose the same path, because each has the placements of all. Never run on a GPU: this project has had none.
+Where: `process_group` decides once per group, at the first operation on CUDA tensors, in which all ranks of the group
+take part. All ranks choose the same path, because each has the placements of all. This code has never run on a GPU: the
+project has had none.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Placement:
     """The GPU of a rank.
 
     Args:
-        device: equal for ranks that share a GPU, wherever they run; "" for a rank without a GPU.
+        device: identifier that is equal for ranks that share a GPU, wherever they run; "" for a rank without a GPU.
         has_nccl: whether the rank's torch has NCCL.
     """
 

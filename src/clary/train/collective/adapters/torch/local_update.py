@@ -28,14 +28,14 @@ OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9  # the paper's best values
 
 
 class LocalUpdates:
-    """The agreement of a group's ranks on one model. All ranks must make it, and call `step`, alike.
+    """The agreement of a group's ranks on one model. All ranks must construct it, and call `step`, in the same way.
 
     The constructor gives all ranks the parameters of the group's first rank.
 
     Args:
         model: trained by the inner optimizer; ranks agree on its parameters that require gradients.
-        group: of the ranks that agree; None means all. If the ranks of a host share a DistributedDataParallel, a group
-        of one rank a host.
+        group: of the ranks that agree; None means all. If the ranks of a host share a DistributedDataParallel, pass a
+        group of one rank per host.
         period: steps between agreements.
     """
 
@@ -86,7 +86,7 @@ class LocalUpdates:
             agreed.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint beside model and inner optimizer; equal on all ranks after an agreement."""
+        """Return the state to save beside the model and the inner optimizer; equal on all ranks after an agreement."""
         return {"agreed": self._agreed, "outer": self._outer.state_dict(), "num_steps": self._num_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

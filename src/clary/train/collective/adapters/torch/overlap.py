@@ -4,9 +4,9 @@ Where: a script calls `tune_buckets(ddp)` once, before training. Then some steps
 gradient is ready, and how long reductions take. `collective.buckets` makes a plan from that, and the model gets a new
 reducer for the rest of training. All ranks plan from the same numbers, the slowest rank's, so they agree.
 
-torch has no public interface for this; after unpickling it sets the caps and calls `_ddp_init_helper` itself (torch 2.6
-to 2.13). Since 2.13 it takes a list of caps, and so an exact plan; before, one cap for the first bucket and one for all
-others.
+torch has no public interface for this. This module therefore sets the caps and calls `_ddp_init_helper`, as torch
+itself does after unpickling (torch 2.6 to 2.13). Since 2.13, torch takes a list of caps, and so an exact plan. Earlier
+versions take one cap for the first bucket and one for all others.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from clary.train.collective.buckets import CommunicationCost, Gradient, plan_buc
 SETTLING_STEPS = 2  # torch itself rebuilds buckets after the first
 MEASURED_STEPS = 3
 _SMALL_BYTES = 4096
-_LARGE_BYTES = 1 << 20  # of a sample for the rate; a burst is no more than the model's bytes
+_LARGE_BYTES = 1 << 20  # largest sample that measures the rate; a burst is no larger than the model
 _BURST = 4
 _NUM_SAMPLES = 5
 _FLOAT_BYTES = 4
-_LEAST_S = 1e-9  # between the times of the two samples, if noise reversed them
+_LEAST_S = 1e-9  # least difference between the times of the two samples, in case noise reversed them
 
 
 class BucketTuning:
@@ -112,7 +112,10 @@ class BucketTuning:
         self.outcome = plan.reason
 
     def _times(self) -> list[float]:
-        """Return when each gradient was ready: the median of the measured steps, or for one without times, the last."""
+        """Return when each gradient was ready: the median of the measured steps.
+
+        A gradient without times gets the largest of the steps' median times.
+        """
         measured = self._steps[SETTLING_STEPS:]
         last_s = max(statistics.median(step.values()) for step in measured)
         return [
@@ -151,7 +154,9 @@ def tune_buckets(model: DistributedDataParallel, *, num_steps: int = MEASURED_ST
 
 
 def set_bucket_caps(model: DistributedDataParallel, caps: list[int]) -> None:
-    """Give the model a reducer whose buckets close at these sizes, as its __setstate__ does. Not in a step.
+    """Give the model a reducer whose buckets close at these sizes, as its __setstate__ does.
+
+    Do not call it during a step.
 
     The old reducer is freed when the model drops it, and removes its hooks from the parameters then.
 
@@ -215,9 +220,10 @@ def _takes_list(model: DistributedDataParallel) -> bool:
 
 
 def _measure_cost(group: Any, model_bytes: int) -> CommunicationCost:
-    """Time reductions of two sizes, several at once as on a busy network, and copies; the slowest rank counts.
+    """Measure copies, and reductions of two sizes in bursts as on a busy network; the slowest rank counts.
 
-    Copies are timed as a step makes them, directly after a reduction: neither buffer is in a cache of this core then.
+    Copies are timed as a step makes them, directly after a reduction: neither buffer is then in the cache of this CPU
+    core.
     """
     sizes = (_SMALL_BYTES, max(min(_LARGE_BYTES, model_bytes // _BURST), 2 * _SMALL_BYTES))
     medians: list[float] = []
@@ -241,7 +247,8 @@ def _measure_cost(group: Any, model_bytes: int) -> CommunicationCost:
     seconds = torch.tensor([*medians, statistics.median(copies)], dtype=torch.float64)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX, group=group)
     small_s, large_s, copy_s = seconds.tolist()
-    # A burst takes one latency and all the time on the wire, or one latency a bucket and one bucket's time on the wire.
+    # A burst takes either one latency plus the time of all its buckets on the wire, or one latency per bucket plus the
+    # time of one bucket on the wire.
     wire_s = min(large_s - small_s / _BURST, _BURST * (large_s - small_s))
     rate = sizes[1] / max(wire_s, _LEAST_S)
     return CommunicationCost(small_s, rate, sizes[1] / max(copy_s, _LEAST_S))

@@ -1,8 +1,8 @@
 """AllGather of sharded layers ahead of their use, for FSDP2 (`fully_shard`).
 
 Where: a script calls `gather_ahead` once, after it has sharded its layers and their model. While a layer computes, the
-core gathers the next one, forward and backward. Without it FSDP2 on the CPU gathers each layer when it needs it, in the
-calling thread; on a GPU, streams overlap by themselves, and this adds only the order.
+core gathers the next one, forward and backward. Without it, FSDP2 on the CPU gathers each layer in the calling thread,
+only when the layer is needed. On a GPU, streams overlap by themselves, and this module adds only the order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def gather_ahead(model: Any, layers: Sequence[Any], *, num_ahead: int = NUM_AHEA
     Args:
         model: the outermost module that was sharded.
         layers: sharded modules in the order of the forward pass.
-        num_ahead: number of further whole layers in memory.
+        num_ahead: number of layers to gather ahead; memory holds that many whole layers more.
     Raises: TypeError for a module that was not sharded with `fully_shard`; ValueError for `num_ahead` below 1.
     """
     if num_ahead < 1:

@@ -40,8 +40,9 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
 
     Args:
         store: of the group, as `get_group_store` returns it.
-        open_second_core: connects the same ranks once more, for tensors that pass through host memory; collective.
-        timeout: the script's, for NCCL.
+        open_second_core: connects the same ranks once more, for tensors that pass through host memory; all ranks must
+            call it.
+        timeout: time limit that the script asked for; NCCL gets it.
     """
 
     supports_splitting = False
@@ -89,7 +90,7 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
         return self._name
 
     def setGroupName(self, name: str) -> None:
-        """Take the name under which torch knows the group."""
+        """Set the name under which torch knows the group."""
         self._name = name
 
     def getGroupDesc(self) -> str:
@@ -201,7 +202,7 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
         self.shutdown()
 
     def shutdown(self) -> None:
-        """Leave the group in order; running operations fail here. A second call does nothing."""
+        """Leave the group in an orderly way; running operations fail on this rank. A second call does nothing."""
         if self._is_open:
             self._is_open = False
             _open_groups.discard(self)
@@ -222,6 +223,6 @@ keep_untraced(core_module, interface, calls, collectives, completion, staging, t
 
 @atexit.register
 def _leave_all_groups() -> None:
-    """Leave in order all groups that a script did not destroy, so that peers see no lost rank."""
+    """Close all groups that a script did not destroy, so that peers see no lost rank."""
     for group in list(_open_groups):
         group.shutdown()

@@ -1,14 +1,16 @@
 """CUDA tensors by way of host memory, where NCCL cannot serve: several ranks on one GPU, or no NCCL at all.
 
 Where: `process_group` sends CUDA tensors here when `devices.choose_path` says so. Tensors are copied to pinned memory
-on one side stream, go through a group on host memory, and are copied back on another; the program's stream waits for
-that, the program does not. An all-reduce is cut into segments, so that while one is reduced, the next is copied to the
-host and the one before is copied back. Never run on a GPU: this project has had none; tests run it on host memory with
-streams that are fakes.
+on one side stream, go through a group on host memory, and are copied back on another side stream. The program's stream
+waits for the copy back; the program itself does not wait. An all-reduce is cut into segments, so that while one is
+reduced, the next is copied to the
+host and the one before is copied back. This code has never run on a GPU: the project has had none. Tests run it on host
+memory with fake streams.
 
 Operations run in the order of their calls in one thread, over connections of their own, so that operations on host
-memory, which run in other threads, cannot interleave in different orders on different ranks. Sends and receives have a
-thread each: a send or receive that waits for its peer must not delay the one that the peer waits for.
+memory, which run in other threads, cannot interleave in different orders on different ranks. Every send and every
+receive has a thread of its own: a send or receive that waits for its peer must not delay the one that the peer waits
+for.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from clary.train._native.errors import CollectiveTimeout
 from clary.train.collective.adapters.torch import keeping
 from clary.train.collective.adapters.torch.collectives import Collectives
 
-SEGMENT_BYTES = 8 << 20  # PCIe is at its full rate well below; the first and last segments are not overlapped
+# PCIe reaches its full rate with much smaller segments; the first and last segments are not overlapped
+SEGMENT_BYTES = 8 << 20
 _JOIN_S = 10.0
 
 
@@ -44,10 +47,10 @@ class Streams(Protocol):
         """Begin to copy `source` back into `target`, of the same shape."""
 
     def up_mark(self) -> Callable[[], None]:
-        """Return a function that has the caller's stream wait for all copies back that have begun."""
+        """Return a function that makes the caller's stream wait for all copies to the device that have begun."""
 
     def going_up(self) -> AbstractContextManager[Any]:
-        """Return a block in which futures are ended, so that their consumers wait for the copies back."""
+        """Return a context manager in which futures are ended, so that their consumers wait for the copies back."""
 
     def make_future(self) -> torch.futures.Future[Any]:
         """Return a future whose consumers' streams wait for the copies back that had begun when it was ended."""
@@ -85,7 +88,7 @@ class CudaStreams:
         return lambda: torch.cuda.current_stream(self._device).wait_event(done)
 
     def going_up(self) -> AbstractContextManager[Any]:
-        """Return a block in which the stream of the copies back is the current one, which futures record."""
+        """Return a context manager that makes the stream of the copies back current, since futures record it."""
         return torch.cuda.stream(self._up)  # type: ignore[no-any-return]
 
     def make_future(self) -> torch.futures.Future[Any]:
@@ -174,10 +177,10 @@ class StagedWork(Work):
 
 
 class StagedGroup:
-    """The methods of a group for CUDA tensors, each by the method of the same name of a group on host memory.
+    """The methods of a group for CUDA tensors; each calls the same method of a group on host memory.
 
     Args:
-        host: over connections that nothing else uses.
+        host: group on host memory, over connections that nothing else uses.
     """
 
     def __init__(self, host: Collectives, streams: Streams, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -191,7 +194,7 @@ class StagedGroup:
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> Work:
         """Reduce in place, segment by segment."""
         (tensor,) = tensors
-        flat = tensor.detach().reshape(-1)  # a copy if the tensor lies in pieces
+        flat = tensor.detach().reshape(-1)  # a copy if the tensor is not contiguous
         length = max(self._segment_bytes // max(flat.element_size(), 1), 1)
         targets = list(flat.split(length))
         staged = [self._streams.to_host(part) for part in targets]

@@ -44,6 +44,6 @@ class TorchStore:
         return bytes(self._store.get(key))
 
     def delete(self, key: str) -> None:
-        """Forget `key` if the store can."""
+        """Delete `key` if the store supports it."""
         with contextlib.suppress(RuntimeError, NotImplementedError):
             self._store.delete_key(key)

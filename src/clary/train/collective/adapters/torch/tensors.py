@@ -30,7 +30,7 @@ DTYPES: dict[torch.dtype, int] = {
 BYTES = int(Dtype.UINT8)
 _LINEAR = (int(CoreOp.SUM), int(CoreOp.AVG))
 
-# By the number of torch's operation, which is its hash.
+# Keyed by the number of torch's operation, which is its hash.
 _OPS: tuple[tuple[object, CoreOp], ...] = (
     (ReduceOp.SUM, CoreOp.SUM),
     (ReduceOp.AVG, CoreOp.AVG),
@@ -45,9 +45,9 @@ CORE_OPS: dict[int, int] = {int(op): int(core_op) for op, core_op in _OPS}  # ty
 
 
 def tensors_are_read_by(core: Any) -> bool:
-    """Give a core the tables for reading plain tensors itself; return whether it can.
+    """Give a core the tables that it needs to read plain tensors itself; return whether it can.
 
-    Not before torch 2.7, whose options do not say whether the caller waits.
+    It cannot before torch 2.7, because options of older versions do not say whether the caller waits.
     """
     know = getattr(core, "know_tensors", None)
     if know is None or not hasattr(AllreduceOptions, "asyncOp"):

@@ -1,8 +1,9 @@
 """Keeps torch.compile out of this package.
 
-Where: `process_group` names its modules once. C++ calls our methods while compiled code runs (DDP's reducer, say), and
-dynamo would treat them as part of the program and try to trace them, down to ctypes. The documented decorator,
-torch.compiler.disable, imports the compiler and costs a microsecond a call; marking code costs nothing.
+Where: `process_group` calls `keep_untraced` once, with the modules to mark. C++ code such as DDP's reducer calls our
+methods while compiled code runs, and dynamo would treat them as part of the program and try to trace them, down to
+ctypes. The documented decorator, torch.compiler.disable, imports the compiler and costs a microsecond a call; marking
+code costs nothing.
 """
 
 from __future__ import annotations

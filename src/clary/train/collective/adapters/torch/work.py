@@ -1,4 +1,4 @@
-"""The ends of operations, on which torch waits.
+"""Work objects, on which torch waits until operations have ended.
 
 Where: `process_group` returns one of these for every call. DDP and FSDP wait on the future or on the work itself;
 `completion` ends the futures of operations that are under way.
@@ -59,7 +59,7 @@ class EndedWork(Work):
         return self._results
 
     def source_rank(self) -> int:
-        """Return -1: no receive from any rank ends at once."""
+        """Return -1: this work is never a receive from any source, which alone reports its source rank."""
         return -1
 
     _source_rank = source_rank
@@ -76,8 +76,8 @@ class EndedWork(Work):
 class PendingWork(Work):
     """An operation under way in a core. It holds the tensors until the operation has ended.
 
-    The core reports the end of a ticket once. A caller of `wait` takes it, under the lock; once a future was requested,
-    the completion thread takes it instead, and `wait` waits for that future.
+    The core reports the outcome of a ticket only once. A caller of `wait` fetches it, under the lock. Once a future was
+    requested, the completion thread fetches it instead, and `wait` waits for that thread.
 
     Args:
         held: every tensor whose memory the operation uses.
@@ -172,7 +172,8 @@ class PendingWork(Work):
         with self._lock:
             if self._future is None:
                 self._outcome = torch.futures.Future()
-                # An error set on a future from Python is a value to C++ waiters; one raised in a callback is an error.
+                # If Python sets an exception on a future, C++ code that waits on the future sees it as an ordinary
+                # result; only an exception raised inside a callback counts as an error there.
                 self._future = self._outcome.then(self._results_or_error)
                 if not self._has_ended and not self._completion.watch(self):
                     self._settle(None)
@@ -183,7 +184,7 @@ class PendingWork(Work):
             return self._future
 
     def take_end(self) -> None:
-        """Take the end that the core has reported. Called by the completion thread alone."""
+        """Fetch the outcome that the core has reported. Called by the completion thread alone."""
         with self._lock:
             if not self._has_ended:
                 self._settle(None)
@@ -205,7 +206,7 @@ class PendingWork(Work):
         return self._completion.await_end(lambda: self._has_ended, limit_s)
 
     def _settle(self, limit_s: float | None) -> bool:
-        """Take the end from the core; False when `limit_s` passed first. Called under the lock."""
+        """Fetch the operation's outcome from the core; False when `limit_s` passed first. Called under the lock."""
         try:
             peer = self._core.wait(self.ticket, limit_s)
             if peer is None:
@@ -229,7 +230,7 @@ class JointWork(Work):
     """Several operations that are waited for together, in the order in which they were called.
 
     Args:
-        results: the tensors that they write, in the order of the call that they came from.
+        results: the tensors that the operations write, in the order in which the caller passed them.
     """
 
     def __init__(self, works: Sequence[Work], results: Sequence[torch.Tensor]) -> None:

@@ -96,8 +96,8 @@ class _Call:
         self._thread.join(WRITE_LIMIT_S)
         if self._thread.is_alive():
             raise TimeoutError(
-                f"{self.path} has been written to for {WRITE_LIMIT_S:g} s and more since it was waited for: what keeps "
-                "the files does not answer"
+                f"{self.path} was still being written {WRITE_LIMIT_S:g} s after the wait for it began: the "
+                "storage does not answer"
             )
         if isinstance(self._told[0], BaseException):
             raise self._told[0]

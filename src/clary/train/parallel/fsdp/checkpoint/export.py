@@ -149,4 +149,7 @@ def _check(call: str, state_dict_type: StateDictType, extras: Mapping[str, Any] 
             "sm_state_dict_type"
         )
     if taken := [key for key in extras or {} if key in _OWN]:
-        raise ValueError(f"{call}: {', '.join(taken)} of the script's own values are names of model, optimizer or so")
+        raise ValueError(
+            f"{call}: the script's own values use the names {', '.join(taken)}, which are reserved for "
+            "model, optimizer and scheduler"
+        )

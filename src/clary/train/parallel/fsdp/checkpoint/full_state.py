@@ -92,7 +92,7 @@ def whole_optimizer_state(model: Any, taken: State, *, is_rank0_only: bool) -> S
 
 
 def sliced_optimizer_state(model: nn.Module, whole: State) -> State:
-    """Cut an optimizer's state, by names of parameters, for this rank, so that FSDP can load it.
+    """Cut an optimizer's state, keyed by parameter names, for this rank, so that FSDP can load it.
 
     The argument is not changed.
     """
@@ -191,7 +191,7 @@ def _taking_all(original: Any) -> Any:
 
 
 def _giving(original: Any, argument: str) -> Any:
-    """Wrap a method that loads an optimizer's whole state, its parameter `argument`: it first cuts the state."""
+    """Wrap a loading method, so that it first cuts the whole optimizer state in its parameter `argument`."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -263,8 +263,8 @@ def _whole_moments(key: str, held: State, cut: Cut, *, is_rank0_only: bool) -> S
         if isinstance(value, torch.Tensor) and value.dim():
             if value.dim() <= cut.dim or value.shape[cut.dim] * _group(cut).size != cut.length:
                 raise ValueError(
-                    f"optimizer state {name} of {key} has shape {tuple(value.shape)}, which is not that of its slice, "
-                    "and has no whole form: save it with sm_state_dict_type"
+                    f"optimizer state {name} of {key} has shape {tuple(value.shape)}, which is not that of the "
+                    "parameter's slice, so it cannot be joined into a whole: save it with sm_state_dict_type"
                 )
             whole[name] = _joined(value, cut, is_kept=_is_kept(is_rank0_only, cut))
     return whole

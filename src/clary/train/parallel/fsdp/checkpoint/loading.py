@@ -27,8 +27,8 @@ def load(
 ) -> None:
     """Load a checkpoint into a state dict, in place. Every rank of the group calls it.
 
-    Sharded tensors may have other shards than when they were saved; local states (`sm_state_dict_type`) load only with
-    the same degrees.
+    Sharded tensors may be sharded in another way than when they were saved; local states (`sm_state_dict_type`) load
+    only with the same degrees.
 
     Args:
         checkpoint_id: a folder, or a path s3://bucket/prefix.

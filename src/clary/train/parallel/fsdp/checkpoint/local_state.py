@@ -48,7 +48,9 @@ def sm_state_dict_type(
     state_dict_config: StateDictConfig | None = None,
     optim_state_dict_config: OptimStateDictConfig | None = None,
 ) -> Iterator[None]:
-    """Use local states of `model` and of all optimizers in the process within a block. Not nested, one thread only.
+    """Use local states of `model` and of all optimizers in the process within a block.
+
+    Such blocks must not be nested, and only one thread may use them.
 
     Args:
         state_dict_type: kind of state; one of torch's kinds has the effect of
@@ -124,8 +126,9 @@ def load_model_state(model: nn.Module, state: Mapping[str, torch.Tensor]) -> Non
     if differ:
         ends = ", ".join(sorted(set(_words_by_parameter(model).values())))
         raise ValueError(
-            f"local state: {', '.join(differ[:5])} of {len(differ)} keys differ between state and model; here they end "
-            f"with {ends}: it was saved by another model, or with other degrees"
+            f"local state: {len(differ)} keys differ between state and model, such as "
+            f"{', '.join(differ[:5])}; the model's keys end with {ends}: the state was saved by another "
+            "model, or with other degrees"
         )
     for key, tensor in own.items():
         tensor.copy_(state[key])
@@ -152,7 +155,7 @@ def init_optim_state(optimizer: torch.optim.Optimizer, skip_empty_param: bool = 
     try:
         for group in optimizer.param_groups:
             group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
-            if "weight_decay" in group:  # some optimizers add weight decay to the gradients of their moments
+            if "weight_decay" in group:  # some optimizers add weight decay to the gradients that enter their moments
                 group["weight_decay"] = 0.0
         for one in parameters:
             if one.numel() or not skip_empty_param:
@@ -191,8 +194,8 @@ def _whole_optimizer_state(
         own = words.get(id(parameters[at]), "") if at < len(parameters) else None
         if key != f"{at}{own}":
             raise ValueError(
-                f"local state of an optimizer: {key} is of another shard, or of another optimizer; parameter {at} of "
-                f"this rank has {own}"
+                f"local state of an optimizer: {key} is of another shard, or of another optimizer; parameter "
+                f"{at} of this rank has the suffix {own}"
             )
         held[at] = one
     return {**state, "state": held}
@@ -214,9 +217,9 @@ def _is_whole(handle: Any) -> bool:
 
 
 def _words_by_parameter(model: nn.Module) -> dict[int, str]:
-    """Return the suffix of each parameter's key by the parameter's id: its shard and its slice."""
+    """Return, by parameter id, the suffix of each parameter's key: the parameter's shard and slice."""
     words = {}
-    for module in model.modules():  # final for parameters outside of FSDP
+    for module in model.modules():  # these suffixes are final for parameters outside of FSDP
         for name, parameter in module._parameters.items():
             cut = cut_of(module, name)
             experts = _axis_words("ep") if cut is not None and cut.axis == "ep" else ""

@@ -3,8 +3,8 @@
 Where: callbacks that save local states measure some steps with a save, then some without, and call
 `compute_auto_checkpoint_interval` once. A save must be written before the next one begins, on every rank: the interval
 is the longest write of any rank divided by the shortest step.
-Source: aws/sagemaker-hyperpod-training-adapter-for-nemo (Apache-2.0), `utils/callbacks/checkpoint.py` and its tests, as
-callers: the durations that they pass, and the agreement of ranks on the shortest step and the longest write.
+Source: the callers in aws/sagemaker-hyperpod-training-adapter-for-nemo (Apache-2.0), `utils/callbacks/checkpoint.py`
+and its tests: the durations that they pass, and the agreement of ranks on the shortest step and the longest write.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def compute_auto_checkpoint_interval(
     """Return the interval: the least number of steps that cover the write of a save. All ranks of the program call it.
 
     Args:
-        step_durations: durations of steps without a save, in seconds, as all durations.
+        step_durations: durations of steps without a save; in seconds, like all durations here.
         step_ckpt_durations: durations of steps with a save.
         ckpt_preprocessing_durations: times for which saves blocked training.
         ckpt_io_durations: times for which saves were written while training continued.
@@ -71,8 +71,9 @@ def compute_auto_checkpoint_interval(
     if anyone_wrong:
         own = f"step_durations {list(step_durations)!r}, the others at most {most!r}"
         raise ValueError(
-            "compute_auto_checkpoint_interval: expected seconds of one step or more of each kind, above 0 for steps "
-            f"without a save, on every rank; got {own} on this one{'' if is_wrong else ', and others on another'}"
+            "compute_auto_checkpoint_interval: every rank needs one duration or more of each kind, in "
+            f"seconds, above 0 for steps without a save; got {own} on this "
+            f"rank{('' if is_wrong else ', and others on another')}"
         )
     step = -negative
     return Interval(max(1, math.ceil(written / step)), step, with_save, held_up, written)

@@ -6,15 +6,16 @@ shards save:
     tp2-0/    __0_0.distcp  __1_0.distcp  .metadata      shards 0 and 1 of slice 0 of 2
     tp2-1/    __0_0.distcp  __1_0.distcp  .metadata
 
-With spread experts, FSDP shards other parameters over more ranks than experts, across ranks of different slices.
-`in_slices` moves them to shards over the ranks of one slice, so that the slice's folder is complete; `in_units` moves
-them back on loading.
+If experts are spread over ranks (expert parallelism), FSDP shards other parameters over more ranks than experts, across
+ranks of different slices. `in_slices` moves them to shards over the ranks of one slice, so that the slice's folder is
+complete; `in_units` moves them back on loading.
 
-[Note: whole units] For units that FSDP does not shard, torch returns whole tensors; such units are experts if each rank
-of a block holds different ones. If nothing is sharded (hybrid_shard_degree 1), the group of a model is its replicas,
-and scripts save on the first replica only: it would wait for the other replicas until the timeout. So tensors are put
-into shards over the ranks that hold a slice once, which is one rank, and `slice_groups` lets that rank save alone. FSDP
-returns moments of flat parameters in shards over the replicas, of which the first replica would save only its own.
+For units that FSDP does not shard, torch returns whole tensors. The experts are such units if each rank of a block
+holds different experts. If nothing is sharded (hybrid_shard_degree 1), the group of a model is its replicas, and
+scripts save on the first replica only, which would wait for the other replicas until the timeout. So tensors are
+sharded over the ranks that together hold a slice once, here a single rank, and `slice_groups` lets that rank save
+alone. FSDP returns moments of flat parameters as shards over the replicas, so the first replica alone would save only
+its own shard.
 """
 
 from __future__ import annotations

@@ -159,8 +159,9 @@ def find_sources(reader: Any, read: Any = None) -> list[tuple[Slice, Any]] | Non
         if (held.axis, held.number, held.of) == (own.axis, own.number, own.of):
             return None
         raise ValueError(
-            f"{path} holds slice {held.name}; this rank wants {own.name if own.of > 1 else 'the whole'}: name the "
-            "folder of that, which is put together from slices beside it or below it if it is not there"
+            f"{path} holds slice {held.name}; this rank needs "
+            f"{(own.name if own.of > 1 else 'the whole')}: give the folder for that; if the folder does "
+            "not exist, its content is put together from slices beside it or below it"
         )
     if "://" in str(path):
         return None
@@ -170,7 +171,8 @@ def find_sources(reader: Any, read: Any = None) -> list[tuple[Slice, Any]] | Non
             if len(sets) > 1:
                 names = ", ".join(one[0][0].name for one in sets)
                 raise ValueError(
-                    f"{path} is no checkpoint; it could be put together from {names} and so on: remove all but one"
+                    f"{path} is no checkpoint; it could be put together from several sets of slices, which begin "
+                    f"with {names}: remove all sets but one"
                 )
             return sets[0]
     at = fs.init_path(above) if above else path

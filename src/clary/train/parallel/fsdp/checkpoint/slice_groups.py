@@ -39,7 +39,7 @@ def check() -> None:
 
 
 def with_groups_of_slices(original: Any) -> Any:
-    """Wrap a saving or loading function of torch, so that it uses the groups for states of slices."""
+    """Wrap a saving or loading function of torch, so that it uses the slices' groups for states of slices."""
     signature = inspect.signature(original)
     is_saving = "storage_writer" in signature.parameters
 

@@ -43,7 +43,7 @@ class Slice:
         return f"{self.axis}{self.of}-{self.number}"
 
     def runs(self, name: str, length: int) -> list[tuple[int, int, int]]:
-        """Return the runs of a parameter in the slice: offset in the whole, length, offset in the slice."""
+        """Return a parameter's contiguous runs in the slice: offset in the whole, length, offset in the slice."""
         cut = self.cuts.get(name)
         if cut is None or self.of == 1:
             return [(0, length, 0)]
@@ -96,8 +96,8 @@ def merge(sources: Sequence[tuple[Slice, Metadata]], wanted: Slice) -> tuple[Met
     known = {**wanted.cuts, **sources[0][0].cuts}
     if listed := [name for cuts in (wanted.cuts, sources[0][0].cuts) for name, cut in cuts.items() if not cut.parts]:
         raise ValueError(
-            f"{listed[0]} is of experts that are modules: states in shards of these fit the same "
-            "expert_parallel_degree alone; save FULL_STATE_DICT to change it"
+            f"{listed[0]} belongs to experts that are separate modules: their sharded states can be "
+            "loaded only with the same expert_parallel_degree; save FULL_STATE_DICT to change the degree"
         )
     merged: dict[str, Any] = {}
     paths: dict[str, Any] = {}
@@ -130,8 +130,8 @@ def _wanted(
         length = sum(run for _, run, _ in runs)
         if not isinstance(tensor, TensorStorageMetadata) or tensor.size[cut.dim] != length:
             raise ValueError(
-                f"{key} in slice {held.name} is no tensor of {length} along dimension {cut.dim}: it cannot be put into "
-                "slices of another degree"
+                f"{key} in slice {held.name} is not a tensor of length {length} along dimension {cut.dim}: it "
+                "cannot be put into slices of another degree"
             )
         for number, chunk in enumerate(tensor.chunks):
             index = MetadataIndex(key, chunk.offsets, number)

@@ -89,8 +89,9 @@ class DistributedFileSystemReader(FileSystemReader):
         metadata = self.fs.concat_path(self.path, ".metadata")
         if not self.fs.exists(metadata) and not has_sources(self):
             raise FileNotFoundError(
-                f"{self.path} has no .metadata: no distributed checkpoint is there, or saving it was not finished. "
-                "Load another; after async_save, maybe_finalize_async_calls makes it one"
+                f"{self.path} has no .metadata: no distributed checkpoint is there, or saving it was not "
+                "finished. Load another checkpoint; after async_save, maybe_finalize_async_calls turns the "
+                "save into a checkpoint"
             )
         return super().read_metadata(*args, **kwargs)
 

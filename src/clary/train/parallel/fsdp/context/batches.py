@@ -1,4 +1,4 @@
-"""Cutting of batches into the parts of a context group, and the label after the last token of each chunk.
+"""Cutting of batches into one part per rank of a context group, and exchange of the labels after chunks.
 
 [Note: labels] A model that predicts the next token shifts labels by one; the label after a chunk is the first label of
 the next chunk, which another rank may hold. So ranks exchange the first labels of their chunks; no label follows the

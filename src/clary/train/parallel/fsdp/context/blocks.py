@@ -1,8 +1,9 @@
-"""Attention of some queries to some keys, as one block of a softmax over more keys.
+"""Attention of some queries to some keys, computed as one block of a softmax over a larger set of keys.
 
 Shapes: B rows, H heads, S queries, P keys, D channels. `sums` [B, H, S] hold the log-sum-exp of each query's scores, in
-float32: `merge` weights two blocks of the same queries by their sums, and each block's gradient follows from the sums
-over all keys. Torch's kernels compute a block if they support it; else this module does, some queries at a time.
+float32: `merge` combines two blocks of the same queries, weighted by their sums, and each block's gradient follows from
+the sums over all keys. Torch's kernels compute a block if they support it; else this module does, some queries at a
+time.
 Source: arXiv 2205.14135 section 3.1 (FlashAttention), 2310.01889.
 """
 
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-_MAX_SCORES = 2**24  # most elements of a score matrix at once, 64 MiB
+_MAX_SCORES = 2**24  # maximum number of score matrix elements computed at once, 64 MiB
 _LEAST = -1e30
 _KERNEL_DTYPES = {"cpu": (torch.float32, torch.float64, torch.bfloat16), "cuda": (torch.bfloat16, torch.float16)}
 _KERNEL_MAX_CHANNELS, _KERNEL_CHANNELS_STEP = 256, 8  # limits of torch's flash attention on GPUs
@@ -37,7 +38,8 @@ def block_forward(
         query: [B, H, S, D]; `key` and `value`: [B, H, P, D].
         scale: factor of the scores.
         is_causal: whether query i sees only the keys up to i.
-        positions: with `window`: a query sees keys in the `window` positions up to its own; `is_causal` has no effect.
+        positions: positions of the queries and keys, used with `window`: a query sees the keys in the `window`
+            positions up to its own; `is_causal` then has no effect.
     """
     kernel = _kernel(query, window)
     if kernel is not None:

@@ -1,11 +1,12 @@
 """Replacement of flash-attn calls in transformers before 4.48 by attention over a context group.
 
 [Note: two homes] Attention classes named ...FlashAttention2 call `_flash_attention_forward`: a method of the class
-until 4.42, a function in its module since. A spread module's class overrides the method. The function's replacement
-calls the `Attending` that is active in this thread, or the old function if none is active.
+until 4.42, a function in its module since. The class of a module whose attention is spread over a context group
+overrides the method. The function's replacement calls the `Attending` that is active in this thread, or the old
+function if none is active.
 
-[Note: windows] Both pass flash-attn a window of w positions before a query and 0 after it; so a query sees w + 1
-positions.
+[Note: windows] Both the method and the function pass flash-attn a window of w positions before a query and 0 after it;
+so a query sees w + 1 positions.
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ def _attend(attending: Attending, given: Mapping[str, Any]) -> torch.Tensor:
     ]
     if refused:
         raise ValueError(
-            f"context parallelism: {NAME} was called {' and '.join(refused)}; parts of sequences are known to causal "
-            "attention without a mask alone"
+            f"context parallelism: {NAME} was called {' and '.join(refused)}; only causal attention "
+            "without a mask is supported for parts of sequences"
         )
     query, key, value = (given[name].transpose(1, 2) for name in ("query_states", "key_states", "value_states"))
     window = given.get("sliding_window")

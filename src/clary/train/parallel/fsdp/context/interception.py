@@ -70,8 +70,8 @@ class Context:
             return attend_gathered(query, key, value, self.group, scale=scale, window=window, dropout_prob=dropout_prob)
         if dropout_prob:
             raise NotImplementedError(
-                f"attention dropout is {dropout_prob}, which cp_comm_type p2p cannot do: set it to 0 in the model's "
-                "configuration, or take cp_comm_type all_gather"
+                f"attention dropout is {dropout_prob}, which cp_comm_type p2p does not support: set it to 0 "
+                "in the model's configuration, or use cp_comm_type all_gather"
             )
         return attend_in_ring(query, key, value, self.group, scale=scale, window=window)
 
@@ -191,8 +191,8 @@ class _Interception(TorchFunctionMode):
         if attn_mask is not None or not is_causal:
             raise ValueError(
                 "context parallelism: scaled_dot_product_attention was called "
-                f"{'with a mask' if attn_mask is not None else 'without is_causal'}; parts of sequences are known to "
-                "causal attention without a mask alone"
+                f"{('with a mask' if attn_mask is not None else 'without is_causal')}; only causal attention "
+                "without a mask is supported for parts of sequences"
             )
         del enable_gqa  # follows from the numbers of heads
         return self.attend(query, key, value, scale=scale, dropout_prob=dropout_p)

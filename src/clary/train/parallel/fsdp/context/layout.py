@@ -20,7 +20,7 @@ import torch
 
 @dataclass(frozen=True)
 class Visible:
-    """The attention to one rank's keys: own queries from `first_query` on see its first `num_keys` keys.
+    """Attention to one rank's keys: this rank's queries from `first_query` on see its first `num_keys` keys.
 
     Args:
         is_causal: whether a query sees the keys up to its own position; else it sees all these keys.
@@ -62,8 +62,9 @@ def positions_of(rank: int, size: int, length: int, device: torch.device | str |
     """
     if length % 2:
         raise ValueError(
-            f"context parallelism: this rank's part of a sequence has length {length}; it must be even: two chunks of "
-            "a sequence that is cut into twice as many chunks as context_parallel_degree"
+            f"context parallelism: this rank's part of a sequence has length {length}; it must be even, "
+            "since the part is two chunks of a sequence that is cut into 2 * context_parallel_degree "
+            "chunks"
         )
     chunk = length // 2
     within = torch.arange(chunk, device=device)

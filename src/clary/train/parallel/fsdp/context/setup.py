@@ -29,7 +29,7 @@ def setup_transformer_engine_cp_groups(model: nn.Module, cp_global_ranks: Sequen
     Args:
         cp_global_ranks: the group's ranks in the world, in the group's order.
 
-    Raises: ValueError if the ranks are not those of the group, and as `spread_sequences`.
+    Raises: ValueError if the ranks are not those of the group, and for the same reasons as in `spread_sequences`.
     """
     own = dist.get_process_group_ranks(cp_group)
     if list(cp_global_ranks) != own:

@@ -62,15 +62,16 @@ def spread_sequences(model: nn.Module, group: TensorGroup, communication: str = 
     if missing:
         raise ValueError(
             f"context_parallel_degree is {group.size}: forward of {type(model).__name__} takes no "
-            f"{' and no '.join(sorted(missing))}, which it must to know where its part lies"
+            f"{' and no '.join(sorted(missing))}, which it needs to know where this rank's part of a "
+            "sequence lies"
         )
     for attention in attentions:
         window = getattr(getattr(attention, "config", None), "sliding_window", None)
         if window is not None and not hands_window_over(attention):
             raise ValueError(
-                f"{type(attention).__name__} has a sliding window of {window}, which it does not hand to its attention "
-                "function: set sliding_window to None, or take attn_implementation 'flash_attention_2' or transformers "
-                "4.48 or newer"
+                f"{type(attention).__name__} has a sliding window of {window}, which it does not pass to its "
+                "attention function: set sliding_window to None, or use attn_implementation "
+                "'flash_attention_2' or transformers 4.48 or newer"
             )
     lengthen(model, group.size)
     context = Context(group, communication)
@@ -109,7 +110,7 @@ class _Hooks:
         tokens = given.get("input_ids")
         tokens = given.get("inputs_embeds") if tokens is None else tokens
         if tokens is None:
-            raise ValueError("context parallelism: the model was called without input_ids and inputs_embeds")
+            raise ValueError("context parallelism: the model was called with neither input_ids nor inputs_embeds")
         cache = given_cache(_by_name(bound))
         if cache is not None:
             raise ValueError(
@@ -154,7 +155,9 @@ def _by_name(bound: inspect.BoundArguments) -> dict[str, Any]:
         if parameter.kind is parameter.VAR_KEYWORD:
             named.update(named.pop(name, {}))
         elif parameter.kind is parameter.VAR_POSITIONAL and named.pop(name, ()):
-            raise TypeError("context parallelism: arguments that are not named in the model's forward must be keywords")
+            raise TypeError(
+                "context parallelism: arguments that are not named in the model's forward must be passed by keyword"
+            )
     return named
 
 
@@ -164,6 +167,7 @@ def _check_mask(mask: torch.Tensor | None) -> None:
         return
     if mask.dim() != 2 or not bool((mask == 1).all()):
         raise ValueError(
-            f"context parallelism: attention_mask of shape {tuple(mask.shape)} masks tokens; only causal attention to "
-            "all tokens before is known for parts of sequences. Padding at the end of sequences needs no mask"
+            f"context parallelism: attention_mask of shape {tuple(mask.shape)} masks tokens; only causal "
+            "attention to all earlier tokens is supported for parts of sequences. Padding at the end of "
+            "sequences needs no mask"
         )

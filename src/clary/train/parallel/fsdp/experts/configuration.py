@@ -53,7 +53,7 @@ class MoEConfig:
 
 
 def read_moe_config(given: Any) -> MoEConfig:
-    """Convert `config` of `tsm.transform`, a MoEConfig, a dict of its fields, or None for defaults, to a MoEConfig.
+    """Convert `config` of `tsm.transform` (MoEConfig, dict of its fields, or None for defaults) to a MoEConfig.
 
     Raises: TypeError for another type or an unknown field; ValueError as `MoEConfig`.
     """

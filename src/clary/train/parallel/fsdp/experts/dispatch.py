@@ -1,7 +1,7 @@
 """Sending of tokens to the ranks of their experts and of results back, with gradients in both directions.
 
 Shapes: T tokens of this rank, K experts per token, D channels, R rows that this rank computes: a row is a token for one
-expert. Ranks may have different numbers of tokens, also 0.
+expert. Ranks may have different numbers of tokens, including 0.
 
 [Note: same steps] The graph has the same nodes on every rank, even for empty shares: backward communicates, and would
 wait for a rank that left a node out.

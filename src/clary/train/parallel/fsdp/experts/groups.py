@@ -5,7 +5,8 @@
     cut over              0+2 1+3 4+6 5+7     ranks of one block of shard_degree with equal expert parallel rank
     replicas              0+4 1+5 2+6 3+7     ranks that hold the same shard of the same experts
 
-Other parameters are sharded over whole blocks of shard_degree; experts have fewer shards, of fewer parameters.
+Other parameters are sharded over whole blocks of shard_degree ranks. The experts of a rank are fewer parameters, cut
+into fewer shards.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class ExpertRanks:
         block = self.shard_degree or self.size
         if self.size % self.expert_degree or (block % self.expert_degree and self.expert_degree % block):
             raise ValueError(
-                f"expert_parallel_degree is {self.expert_degree}; it must divide the {self.size} ranks, and of it and "
-                f"hybrid_shard_degree, which is {self.shard_degree}, one must divide the other"
+                f"expert_parallel_degree is {self.expert_degree}; it must divide the {self.size} ranks, and "
+                f"it must divide hybrid_shard_degree, which is {self.shard_degree}, or be a multiple of it"
             )
 
     @property

@@ -148,7 +148,7 @@ def drawing_apart(module: nn.Module) -> Iterator[None]:
     """Make random values drawn for experts, within a block, differ between the ranks of their group.
 
     Where: delayed initialisation uses it for every module whose parameters are not drawn whole and then cut. It has no
-    effect on other modules. After the block all ranks continue with the same random state.
+    effect on modules other than experts. After the block all ranks continue with the same random state.
     """
     spread = getattr(module, "_clary_spread", None)
     if spread is None or isinstance(module, MoELayer):

@@ -24,8 +24,8 @@ import torch
 
 from clary.train.parallel.fsdp.experts.configuration import MoEConfig
 
-_SINKHORN_ROUNDS = 30  # after as many rounds, a batch's scores change by less than 1e-4
-_PROPOSAL_ROUNDS = 200  # in practice some tens suffice; remaining tokens exceed the share
+_SINKHORN_ROUNDS = 30  # after this many rounds, a batch's scores change by less than 1e-4
+_PROPOSAL_ROUNDS = 200  # in practice a few tens suffice; otherwise the remaining tokens may exceed an expert's share
 
 
 @dataclass(frozen=True, eq=False)

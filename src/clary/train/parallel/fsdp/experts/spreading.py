@@ -78,7 +78,7 @@ def _check(name: str, block: nn.Module, group: TensorGroup) -> None:
     ]
     others += [child for child, one in block._parameters.items() if one is not None]
     if others:
-        raise ValueError(f"{name} has experts and {', '.join(others)}, which this layer cannot be spread with")
+        raise ValueError(f"{name} has {', '.join(others)} besides its experts; a layer with these cannot be spread")
     if not isinstance(experts, nn.ModuleList) and not _is_fused(experts):
         raise ValueError(
             f"{name}.experts is a {type(experts).__name__} with parameters "

@@ -22,8 +22,9 @@ Entries = dict[str, Any]
 def add_experts_of_others(model: nn.Module, own: Entries) -> Entries:
     """Add the experts of all ranks of the group to the state that FSDP returned on this rank.
 
-    Every rank of the group calls it; tensors are gathered one at a time. If a rank's state lacks its experts, as on all
-    ranks but the first of FSDP's group with `rank0_only`, the states of all ranks of the group must lack theirs.
+    Every rank of the group calls it; tensors are gathered one at a time. If a rank's state lacks the rank's experts,
+    the states of all other ranks of the expert group must lack theirs too; with `rank0_only` this holds on all ranks
+    but the first of FSDP's group.
 
     Args:
         own: state by full parameter names without wrapper names; values are tensors, or dicts of tensors as in an

@@ -70,7 +70,7 @@ def _use_groups_of_experts(arguments: dict[str, Any], groups: ExpertGroups) -> N
 
 
 def _bare_experts(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Yield (parent, name) of the experts below a module that no FSDP unit contains yet."""
+    """Yield (parent, name) of each module of experts below `module` that is not yet in an FSDP unit."""
     for name, child in module.named_children():
         if isinstance(child, FullyShardedDataParallel):
             continue

@@ -31,7 +31,7 @@ _SIZES = ("num_heads", "num_attention_heads", "num_key_value_heads", "hidden_siz
 
 
 def name_classes(model: nn.Module) -> None:
-    """Make supported layers also instances of `TransformerLayer`, and their model of `TransformerLMHead`."""
+    """Make supported layers also instances of `TransformerLayer`, and their model one of `TransformerLMHead`."""
     layers = find_structure(model).layers
     for layer in layers:
         become(layer.module, TransformerLayer)

@@ -96,8 +96,8 @@ class LlamaFlashAttention(nn.Module):
             return _turn(query, cosines, sines), _turn(key, cosines, sines)
         if getattr(self.config, "rope_scaling", None):
             raise ValueError(
-                "LlamaFlashAttention: config.rope_scaling is set, and the model gives no position_embeddings: take "
-                "transformers 4.48 or newer, whose models compute them"
+                "LlamaFlashAttention: config.rope_scaling is set, and the model gives no "
+                "position_embeddings: use transformers 4.48 or newer, whose models compute them"
             )
         rotary = Rotary(self.head_dim, float(getattr(self.config, "rope_theta", _BASE)))
         if position_ids is None:

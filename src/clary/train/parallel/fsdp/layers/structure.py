@@ -96,8 +96,8 @@ def num_heads(attention: nn.Module) -> tuple[int, int]:
     heads = _number(attention, "num_heads", "num_attention_heads")
     if heads is None:
         raise ValueError(
-            f"transform: {type(attention).__name__} has neither num_heads nor a config with num_attention_heads: how "
-            "its matrices fall into heads is not known"
+            f"transform: {type(attention).__name__} has neither num_heads nor a config with "
+            "num_attention_heads, so the division of its matrices into heads is not known"
         )
     return heads, _number(attention, "num_key_value_heads") or heads
 

@@ -75,8 +75,9 @@ def _check_ties(owners: list[tuple[nn.Module, str, nn.Parameter]], by_id: dict[i
         cuts = by_id.get(id(parameter))
         if cuts is not None and all(one.module is not module or one.name != name for one in cuts):
             raise ValueError(
-                f"transform: parameter {name} of a {type(module).__name__} is shared with one that is cut and would "
-                "stay whole: give each its own, or set tensor_parallel_degree to 1"
+                f"transform: parameter {name} of a {type(module).__name__} would stay whole, but it is shared "
+                "with a parameter that is cut: give each module its own parameter, or set "
+                "tensor_parallel_degree to 1"
             )
 
 
@@ -103,7 +104,7 @@ def _cut(whole: nn.Parameter, places: list[Place], group: TensorGroup, *, is_sen
     for place in places:
         place.module._parameters[place.name] = own
         mark(place.module, place.name, place.cut)
-    if not whole.is_meta:  # frees memory, since the list of owners keeps the object
+    if not whole.is_meta:  # frees the memory here, because the list of owners keeps the object alive
         whole.data = whole.data.new_empty(0)
 
 

@@ -59,8 +59,8 @@ class Architecture:
             its own name.
         older_head: the name of the head before transformers 5, if it differs.
         is_cut_in_place: whether layers of this structure are cut in place (SMP v2).
-        is_newer_only: whether layers are replaced with transformers 5 or newer alone, since names in a layer differ in
-            older versions.
+        is_newer_only: whether layers are replaced only if transformers is version 5 or newer, since names in a layer
+            differ in older versions.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Architecture:
 
 def _rotary_of_gptj(config: Any) -> Rotary:
     if config.rotary_dim is None:
-        raise NotSupportedError("its rotary_dim is None; distributed layers turn a part of every head")
+        raise NotSupportedError("its rotary_dim is None; distributed layers rotate rotary_dim channels of every head")
     return Rotary(config.rotary_dim, is_interleaved=True)
 
 

@@ -125,7 +125,7 @@ class Translation:
     def layer_to_theirs(
         self, state: StateDict, *, num_heads: int | None = None, max_seq_len: int | None = None
     ) -> StateDict:
-        """Convert a state back from `layer_to_ours`.
+        """Convert a state that `layer_to_ours` returned back to theirs.
 
         Args: as `to_theirs`.
         """

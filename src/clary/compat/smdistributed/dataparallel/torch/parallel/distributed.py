@@ -28,8 +28,8 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         output_device: as device_ids.
         broadcast_buffers: whether rank 0's buffers replace the buffers of other ranks before each forward pass.
         process_group: None or `group.WORLD`, the only group of SMDDP.
-        bucket_cap_mb: size of a bucket of gradients, in MiB. None fits the buckets to measurements of the first steps;
-            until then, and if measurement is impossible, the size is 25.
+        bucket_cap_mb: size of a bucket of gradients, in MiB. With None, the buckets are fitted to measurements of the
+            first steps; until then, and if measurement is impossible, the size is 25.
 
     Raises: ValueError for another process group; RuntimeError if `init_process_group` was not called.
     """

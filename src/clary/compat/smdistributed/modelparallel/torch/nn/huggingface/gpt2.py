@@ -1,4 +1,4 @@
-"""Names of states of transformers' gpt2, to and from names of SMP."""
+"""Translators of state dicts between the names of transformers' gpt2 and those of SMP."""
 
 from functools import partial
 

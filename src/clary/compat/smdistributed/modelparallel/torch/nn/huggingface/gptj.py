@@ -1,4 +1,4 @@
-"""Names of states of transformers' gptj, to and from names of SMP."""
+"""Translators of state dicts between the names of transformers' gptj and those of SMP."""
 
 from clary.train.parallel.tensor.huggingface.reader import translators
 
