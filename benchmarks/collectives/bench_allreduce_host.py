@@ -15,4 +15,4 @@ GOALS = (HostGoal(2, 32 * MIB, 5), HostGoal(2, 64 * KIB, 8), HostGoal(4, MIB, 8)
 def run(quick: bool) -> Iterator[Line]:
     """Measure."""
     sizes = QUICK_SIZES if quick else SIZES
-    yield from run_on_host(HostBenchmark("all_reduce", sizes, GOALS, copy_goal=0.6), quick=quick)
+    yield from run_on_host(HostBenchmark("all_reduce", sizes, GOALS, copy_goal=0.8), quick=quick)
