@@ -28,7 +28,7 @@ treated as if it were absent, unless its row says otherwise. `emulation` lists, 
 and its environment differ from the request (CPUs, memory, GPUs, versions of an image). An unknown instance type is a
 warning. The quoted messages are those of engine local; with slurm and boxes they name nodes, their disks and the
 network between them. In requests that create or update a job, a member that this release does not know causes a
-warning; in other requests it is refused.
+warning; in the other operations that have a table below, it is refused.
 
 Rules on several members together, such as InstanceGroups beside InstanceType, have refusal messages of their own.
 """

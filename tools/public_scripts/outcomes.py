@@ -107,7 +107,7 @@ def _not_run(scripts: list[Script], outcomes: dict[tuple[str, str], Outcome]) ->
 
 def _counts(scripts: list[Script], outcomes: dict[tuple[str, str], Outcome], ways: list[str]) -> list[str]:
     lines = [
-        "| way | configurations run | of them to their end | script files run | of them to their end |",
+        "| way | configurations run | ran to their end | script files run | ran to their end |",
         "|---|---|---|---|---|",
     ]
     tried_both: dict[str, set[str]] = {}

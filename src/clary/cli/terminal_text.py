@@ -3,8 +3,7 @@
 Where: `main` wraps stdout and stderr of every command in a `GuardedTerminal` if they are terminals. Log lines, tags,
 names of channels and reasons of failures are written by strangers; a terminal obeys control codes in text - to set the
 clipboard (OSC 52), to change its title, to overwrite printed lines - and some terminals answer as if a user typed.
-Pipes and
-files get every byte: their readers may need it. The guard does not affect `clary logs --json` or the setting
+Pipes and files get every byte: their readers may need it. The guard does not affect `clary logs --json` or the setting
 `log_ansi`.
 """
 

@@ -5,9 +5,11 @@ BoxOrders; the answer waits until orders change (`control.engines.boxes`). Only 
 
 A *lease* is one host of an allocation on one box. Its phases on both sides:
 
-    placed the service has chosen the box; the daemon does not know it yet recorded the daemon has recorded it, and
-    reported the digest of the proof that its boot program (`agent.boot`) will show running the boot program was
-    started; it becomes the agent under the same process id gone no process of it is left
+    placed     the service has chosen the box; the daemon does not know it yet
+    recorded   the daemon has recorded it, and reported the digest of the proof that its boot program (`agent.boot`)
+               will show
+    running    the boot program was started; it becomes the agent under the same process id
+    gone       no process of it is left
 
 A daemon starts each lease only once: an ended lease stays ended. The daemon ends a lease that the orders no longer
 contain, and then deletes its record.

@@ -130,9 +130,9 @@ class CallRow(NamedTuple):
     Attributes:
         number: number of the operation in its group, from 1.
         started_ns, finished_ns: monotonic times; finished_ns is 0 until the end of the operation is observed.
-        num_elements: number of elements of this rank's input, or of one share of it if it has a share for each rank.
-        NO_PEER if the operation has no peer, or accepts any peer. operation, dtype: codes. NO_PEER without a peer, or
-            for any peer.
+        num_elements: number of elements of this rank's input, or of one rank's share, as for a scatter or a
+            reduce-scatter.
+        peer: peer of a send or receive; NO_PEER if the operation has no peer, or accepts any peer.
         operation, dtype: codes.
         state: ENTERED to FAILED; FINISHED if finished_ns is set and the state is not FAILED.
     """

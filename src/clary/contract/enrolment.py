@@ -4,9 +4,9 @@ Where: `agent.boot` sends an Enrolment as JSON with `POST /clary/v1/allocations/
 202; the boot uses only the standard library and cannot import this package, so it builds the same JSON by hand
 (`test_boot` compares both). A *tag* is the pool that the host belongs to.
 
-    200 Admission the boot becomes the agent of that host 202 Standby other hosts have not joined yet: the boot asks
-    again, and is answered within `wait_s` 410 the host is refused: wrong proof, an INDEX that another boot has taken,
-    an attempt that has ended
+    200 Admission   the boot becomes the agent of that host
+    202 Standby     other hosts have not joined yet: the boot asks again, and is answered within `wait_s`
+    410             the host is refused: wrong proof, an INDEX that another boot has taken, an attempt that has ended
 """
 
 from __future__ import annotations

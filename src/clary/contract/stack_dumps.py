@@ -53,7 +53,7 @@ class CollectiveCall:
 
     Attributes:
         number: number of the operation in its group, from 1.
-        count: number of elements of this rank's input, or of one share of it if it has a share for each rank.
+        count: number of elements of this rank's input, or of one rank's share, as for a scatter or a reduce-scatter.
         peer: rank, within the group, of the peer of a send or receive; -1 if there is no peer, or any peer is accepted.
         state: `entered`, `under way`, `waited for`, `finished` or `failed`.
         age_s: seconds since the call.

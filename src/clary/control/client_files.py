@@ -1,8 +1,8 @@
 """Files that make unmodified clients talk to this service: a SageMaker configuration, and the variables to export.
 
-Where: the service writes the files when it starts; `clary env` prints the variables.
-The SDKs build their STS clients with a fixed https address. A default bucket in the SageMaker configuration makes the
-SDKs' calls to STS unnecessary; scripts that call STS themselves (`get_execution_role`) need `--tls`.
+Where: the service writes the files when it starts; `clary env` prints the variables. The SDKs build their STS clients
+with a fixed https address. A default bucket in the SageMaker configuration makes the SDKs' calls to STS unnecessary;
+scripts that call STS themselves (`get_execution_role`) need `--tls`.
 """
 
 from __future__ import annotations

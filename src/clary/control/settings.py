@@ -228,7 +228,7 @@ class Settings:
         False, "try again also after failures of the program that a retry may cure, such as a rank killed from outside"
     )
     spot_schedule_file: str = _setting(
-        "", ("file that says from which second on there are how many hosts of spot capacity; empty: as many as fit")
+        "", ("file with the number of hosts of spot capacity from each given second on; empty: as many as fit")
     )
     spot_time_scale: float = _setting(
         1.0,

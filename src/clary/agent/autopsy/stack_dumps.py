@@ -24,8 +24,10 @@ from clary.contract.launch_plan import HostPlan
 from clary.contract.stack_dumps import HostDump
 
 _JOIN_S = 2.0
-UNASKED = 0  # number of a dump that the agent takes without a request how long sending is retried
-_SEND_S = 20.0  # while the service is unreachable; a later dump is worth little, and the service requests the next one
+UNASKED = 0  # number of a dump that the agent takes without a request
+# how long sending is retried while the service is unreachable; a later dump is worth little, and the service requests
+# the next one
+_SEND_S = 20.0
 
 logger = logging.getLogger(__name__)
 

@@ -5,12 +5,13 @@ moment. A file that another file replaces within that moment can still be at res
 is unchanged after the moment and has no name left (`held_files`). A file that keeps growing is not whole: it may be a
 checkpoint that is being written.
 
-A group is taken into the set as a unit once all its files except noise are at rest. Noise is the files that are never
-at rest although no save is unfinished, such as a log (`sights`). Noise files that are whole are taken one by one. A
-file that was replaced together with other files is taken only while those files are unchanged since they were taken, so
-that no set mixes files of two saves. If a group has waited for too long, its whole files are taken one by one, unless a
-file of the group is known to be unfinished, or is new without evidence that it is whole. The set lists the files that
-were not taken with their group (`left_out`), because the group may be incomplete without them. Logs are not listed.
+[Note: files that belong together] A group is taken into the set as a unit once all its files except noise are at rest.
+Noise is the files that are never at rest although no save is unfinished, such as a log (`sights`). Noise files that are
+whole are taken one by one. A file that was replaced together with other files is taken only while those files are
+unchanged since they were taken, so that no set mixes files of two saves. If a group has waited for too long, its whole
+files are taken one by one, unless a file of the group is known to be unfinished, or is new without evidence that it is
+whole. The set lists the files that were not taken with their group (`left_out`), because the group may be incomplete
+without them. Logs are not listed.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Cache of compiled code on this machine, shared between jobs with compiler_config.
 
-    <cache>/compiled/<name>/ files that torch's compiler names after their content <cache>/compiled/.lock held shared
-    while files are copied from the cache, exclusively while files are added
+    <cache>/compiled/<name>/    files that torch's compiler names after their content
+    <cache>/compiled/.lock      held shared while files are copied from the cache, exclusively while files are added
 
 Where: `wiring` creates one `CompiledCode` per host. The program works on a copy in its own tree and sees no shared
 file. After the program has ended with 0, the agent copies new files to the cache, through a folder's descriptor and
 without following links; cached files are never replaced. An error becomes a line in the log and does not fail the job.
 
-A job runs the code that an earlier job with the same cache name has compiled, so a malicious program could leave any
-code in the cache. The cache name (`compilation.compiled_name`) covers every possible source of code. So both jobs are
-the same program on the same data, and the first job cannot leave code that the second would not run anyway. The cache
-lies in the service's home, which has one owner and is hidden from programs. A cache that another user may write to is
-not used.
+[Note: who runs whose code] A job runs the code that an earlier job with the same cache name has compiled, so a
+malicious program could leave any code in the cache. The cache name (`compilation.compiled_name`) covers every possible
+source of code. So both jobs are the same program on the same data, and the first job cannot leave code that the second
+would not run anyway. The cache lies in the service's home, which has one owner and is hidden from programs. A cache
+that another user may write to is not used.
 """
 
 from __future__ import annotations

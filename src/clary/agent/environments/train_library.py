@@ -11,10 +11,10 @@ Where: the supervisor builds it together with `/opt/ml`; launchers put it last o
         clary-VERSION.dist-info         entry points `torch.backends` for the three
 
 [Note: the user's packages win] PYTHONPATH precedes site-packages, so even the last folder on PYTHONPATH would win over
-the user's packages. `clary` and `smdistributed` are
-therefore namespace packages here: Python prefers a regular package of that name anywhere on the path. If AWS's
-`smdistributed` is a namespace package too, the code of our `smdistributed.dataparallel` loads AWS's module instead; our
-`smdebug` and `horovod`, which are regular packages, do the same.
+the user's packages. `clary` and `smdistributed` are therefore namespace packages here: Python prefers a regular package
+of that name anywhere on the path. If AWS's `smdistributed` is a namespace package too, the code of our
+`smdistributed.dataparallel` loads AWS's module instead; our `smdebug` and `horovod`, which are regular packages, do the
+same.
 Source: PEP 420; torch 2.5 "Autoloading Out-of-Tree Extension".
 """
 

@@ -13,9 +13,8 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-# indexes of fields after the command's closing bracket states of a process that wants
-_STATE_FIELD, _UTIME_FIELD, _STIME_FIELD = 0, 11, 12
-_WANTING = frozenset("RD")  # a processor, a disk or swapped memory
+_STATE_FIELD, _UTIME_FIELD, _STIME_FIELD = 0, 11, 12  # indexes of fields after the command's closing bracket
+_WANTING = frozenset("RD")  # states of a process that wants a processor, a disk or swapped memory
 
 
 class Activity(NamedTuple):

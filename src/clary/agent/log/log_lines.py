@@ -7,7 +7,7 @@ Rules:
 - `\r` repaints a line, as progress bars do. A finished line is logged in its last state; the state of a running bar is
   logged at most every `BAR_INTERVAL_S`.
 - A line longer than `PIECE_BYTES` becomes several lines; `LineSplitter.has_cut` reports it, so that the log can note
-it.
+  it.
 - Terminal escape sequences are kept or removed as units, as an argument of the splitter determines.
 - Invalid UTF-8 is escaped as `\xff`, NUL is removed, an empty line becomes one space (log services refuse empty events,
   and blank lines are part of a program's layout).

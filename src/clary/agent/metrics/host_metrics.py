@@ -1,8 +1,8 @@
 """Measurements of one host, from its preparation to its end, and their transfer to the service.
 
 Where: `program_companions` starts it, passes it the program, waits briefly for the last rows before a phase that can
-make the job terminal, and closes it. Errors of the measurements do not affect the host, which waits for them only for
-that brief time.
+make the job terminal, and closes it. Errors of the measurements do not affect the host, which waits for the last rows
+only for that brief time.
 """
 
 from __future__ import annotations

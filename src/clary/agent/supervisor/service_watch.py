@@ -1,9 +1,8 @@
 """The two threads that keep in touch with the service: reports upwards, orders downwards.
 
 Where: started by the supervisor; both threads only pass the service's answers on, as events in the supervisor's queue.
-They survive an
-unreachable service: the program runs on, and the newest facts are reported when the service is back. The host is
-given up when the service is unreachable for `ORPHAN_TIMEOUT_S`, or reports that the attempt has ended.
+They survive an unreachable service: the program runs on, and the newest facts are reported when the service is back.
+The host is given up when the service is unreachable for `ORPHAN_TIMEOUT_S`, or reports that the attempt has ended.
 """
 
 from __future__ import annotations

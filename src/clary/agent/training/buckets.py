@@ -1,8 +1,8 @@
 """Reduces the buckets of a histogram to a few, ordered from left to right; all counts are kept. Pure.
 
-Where: `event_summaries` reads them from a record; the console draws them over the steps.
-Writers record a thousand or more buckets, whose width grows with their distance from zero. Charts have a linear scale,
-as TensorBoard draws it: buckets that share a cell of the scale are joined, and no bucket is split.
+Where: `event_summaries` reads them from a record; the console draws them over the steps. Writers record a thousand or
+more buckets, whose width grows with their distance from zero. Charts have a linear scale, as TensorBoard draws it:
+buckets that share a cell of the scale are joined, and no bucket is split.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def checkpoint(function: Callable[..., Any], *arguments: Any, **given: Any) -> A
     """Compute a function again in the backward pass, as torch's own checkpoint does.
 
     Args:
-        given: arguments of the function, and arguments that only Transformer Engine's checkpoint takes; the latter are
+        given: arguments of the function, and arguments of Transformer Engine's checkpoint (`_OF_CHECKPOINT`), which are
             dropped.
     """
     from torch.utils.checkpoint import checkpoint as again

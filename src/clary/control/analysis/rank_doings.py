@@ -58,10 +58,8 @@ _FILE_WAITS = (
     "jbd2",
 )
 _UNINTERRUPTIBLE = "D"
-# a main thread with fewer waits while it is watched is blocked: a blocked thread wakes occasionally to check processor
-# time as a
-FEW_WAITS = 3
-_SOME_CPU = 0.2  # share of the time in which the process was watched
+FEW_WAITS = 3  # a main thread with fewer waits while it is watched is blocked: it wakes only now and then to check
+_SOME_CPU = 0.2  # processor time as a share of the time in which the process was watched
 # share of that time in which its busiest thread ran or waited for a processor; a mostly blocked thread waits less for a
 # processor, even on a busy machine
 _MOSTLY = 0.6

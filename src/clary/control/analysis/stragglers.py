@@ -27,9 +27,9 @@ CLEAR_SHARE = 0.2
 MOST_STEPS_APART = 1.5  # largest ratio of a rank's mean step to the median of the others
 LEAST_MOMENTS = 3  # moments at which at least two ranks were measured
 LEAST_VOTES, CLEAR_VOTES = 2 / 3, 0.9  # share of the moments at which a straggler was slow by half of LEAST_SHARE
-# percent of one processor by which a host is refused more than the other hosts are communication's
+# percent of one processor by which a host is refused more than the other hosts are
 REFUSED_PERCENT = 20.0
-LEAST_COMMUNICATION = 0.2  # share of a step from which on the network is examined
+LEAST_COMMUNICATION = 0.2  # communication's share of a step from which on the network is examined
 RTT_FACTOR, CLEAR_RTT_FACTOR = 4.0, 10.0
 RTT_EXCESS_MS = 2.0  # hosts of one job are a fraction of a millisecond apart
 PAIR_RTT_MS = 10.0  # for jobs of two hosts, where no third host allows a comparison
@@ -49,7 +49,7 @@ _WORDS = {
 
 
 class StragglerKind(StrEnum):
-    """Why a job's steps are slow on one host."""
+    """Cause of a job's slow steps: one host, or the network between hosts."""
 
     COMPUTE = "compute"
     INPUT = "input"

@@ -1,10 +1,10 @@
 """Headers of S3's server-side encryption, in front of a store that has no keys.
 
-Where: `front` uses it for each request to the embedded store. Pure.
-S3 encrypts every object, by AES256 unless the request or the bucket names another algorithm, and reports the encryption
-in its answers. Clients send `aws:kms` with every upload, and some compare the answer. Clary stores the requested
-encryption as metadata of the object and returns it, but encrypts nothing: the disk may be encrypted instead
-(docs/s3.md). A request that brings its own encryption key (SSE-C) is refused.
+Where: `front` uses it for each request to the embedded store. Pure. S3 encrypts every object, by AES256 unless the
+request or the bucket names another algorithm, and reports the encryption in its answers. Clients send `aws:kms` with
+every upload, and some compare the answer. Clary stores the requested encryption as metadata of the object and returns
+it, but encrypts nothing: the disk may be encrypted instead (docs/s3.md). A request that brings its own encryption key
+(SSE-C) is refused.
 Source: Amazon S3 API reference, PutObject, CopyObject, HeadObject, GetBucketEncryption.
 """
 

@@ -64,7 +64,7 @@ class StoreLink:
         Args:
             asked: the request to the store.
             outgoing: headers and body.
-            body: the client's body; if reading it fails, its own error takes precedence over the store's error that
+            body: the client's body; if reading it fails, its own error is raised instead of the request's error that
                 follows.
         Raises: WireError ServiceUnavailable, or the error of the client's body.
         """

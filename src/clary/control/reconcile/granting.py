@@ -42,7 +42,7 @@ class Doors(Protocol):
 
 
 def expect_boots(hub: JobHub, doors: Doors) -> None:
-    """Admit the boots (starting hosts) of all jobs' pools before the first can poll: a refused boot exits.
+    """Admit the boots of all jobs' pools before the first boot can poll: a boot that is not admitted exits.
 
     Where: `core` calls it when the jobs of an earlier service have been loaded. Until then the boots keep polling.
     """

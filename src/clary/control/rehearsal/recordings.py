@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from clary.control.rehearsal.readings import Reader, Reading
 
 Sample = int | str
-# number of each sample; None for a batch whose samples have no numbers None for a sample without a number
+# number of each sample; None for a batch whose samples have no numbers
 Batch = tuple[Sample, ...] | None
 
 

@@ -103,9 +103,9 @@ class Parts:
     rehearsals: RehearsalPages
     strikes: RehearsalActions
     sign_in: SignIn
-    # returns sentences on shared parts; its argument tells whether the job has a network value of the
+    # returns sentences on shared parts; its argument tells whether the job has a network
     shared: Callable[[bool], Sequence[str]]
-    engine: str = "local"  # setting `engine`
+    engine: str = "local"  # value of the setting `engine`
     boxes: BoxDesk | None = None  # only with engine boxes
 
 

@@ -1,10 +1,9 @@
 """CloudWatch's PutMetricData: a training script's own metrics, stored with the other metrics of its job.
 
-Where: `dispatch` calls it; `services.metrics` reads the values under their own namespace and dimensions.
-A value belongs to the job whose program sends it, or to the job in the dimension TrainingJobName; other metrics are
-refused. The unit sent last for a metric is stored with the job. Values keep their exact times whatever
-StorageResolution is, so that no time is rounded to 60 s. Sums of several values (StatisticValues) are accepted only if
-all values are equal.
+Where: `dispatch` calls it; `services.metrics` reads the values under their own namespace and dimensions. A value
+belongs to the job whose program sends it, or to the job in the dimension TrainingJobName; other metrics are refused.
+The unit sent last for a metric is stored with the job. Values keep their exact times whatever StorageResolution is, so
+that no time is rounded to 60 s. Sums of several values (StatisticValues) are accepted only if all values are equal.
 Source: PutMetricData, MetricDatum (CloudWatch API reference).
 """
 

@@ -65,8 +65,9 @@ class Backups:
     def make(self, now: datetime) -> Backup:
         """Copy the database as it is now, and remove the oldest copies.
 
-        A copy is named after its time, or after a later time if an existing copy's name contains a later one:
-        otherwise, once the clock was set back, the new copy would count as the oldest and be removed.
+        A copy is named after its time. If the name of the newest existing copy contains the same or a later time, the
+        new copy is named after the next microsecond: otherwise, once the clock was set back, the new copy would count
+        as the oldest and be removed.
 
         Raises: StoreError if there is no room, or the copy cannot be made or read; then older copies stay.
         """

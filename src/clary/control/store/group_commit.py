@@ -54,7 +54,7 @@ class _Operation:
 
 
 class GroupCommitWriter:
-    """Runs operations on one thread, many per transaction and in order, except grouped and repeated ones.
+    """Runs operations on one thread, many per transaction; in order, except grouped and repeated ones.
 
     Args:
         engine: its transactions take the write lock at their start.

@@ -305,7 +305,7 @@ class Store:
         def remove(connection: Connection) -> None:
             require(connection)
             arn = connection.execute(delete(jobs).where(jobs.c.name == name).returning(jobs.c.arn)).scalar()
-            # rows of other tables are deleted with the job's row
+            # only tags are deleted here: rows of other tables go with the row in `jobs`
             connection.execute(delete(tags).where(tags.c.arn == arn))
 
         while await self._writer.run(remove_piece):

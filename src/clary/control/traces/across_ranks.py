@@ -3,8 +3,7 @@
 A collective is identified by its step, its name, and its index among the collectives of that name in the step: ranks
 with the same program call the same collectives in the same order. An accelerator reaches a collective later than the
 program does, so a kernel is counted in the step in which the program launched it. Steps that some rank has not recorded
-completely are left
-    out.
+completely are left out.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def is_time(value: Any) -> TypeGuard[float]:
 
 
 def shifted(trace: RankTrace, offset_us: float) -> RankTrace:
-    """Move all times of a trace that was read before its base time was known."""
+    """Move the times of all operations of a trace that was read before its base time was known."""
     if offset_us:
         for name in ("operations", "kernels", "communication", "arrivals", "completions", "loading"):
             setattr(trace, name, [_moved(item, offset_us) for item in getattr(trace, name)])

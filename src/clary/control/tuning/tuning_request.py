@@ -205,7 +205,7 @@ def _around(name: str, hint: str) -> Continuous | Integer | Categorical:
         return Integer(name=name, least=low, greatest=high, scaling=scaling_of("Logarithmic", least=low, greatest=high))
     low_value, high_value = number / HINT_SPAN, number * HINT_SPAN
     if number < 1:
-        # the range of a hint below 1, such as a share or a rate, ends at 1 at the latest
+        # the range around a hint below 1, such as a share or a rate, never exceeds 1
         high_value = min(high_value, 1.0)
     return Continuous(
         name=name,

@@ -1,8 +1,8 @@
 """Form-encoded query requests to parameters.
 
 Where: `parsing` calls the reader of an operation's input with the decoded form. `A.member.1.B=x` names a leaf of a
-tree: the form is folded into nested dicts once, then the shapes walk them. Source: Smithy, "AWS query protocol": lists
-    as `.member.N` or flattened, maps as `.entry.N.key` and `.value`.
+tree: the form is folded into nested dicts once, then the shapes walk them.
+Source: Smithy, "AWS query protocol": lists as `.member.N` or flattened, maps as `.entry.N.key` and `.value`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes
 from clary.control.wire.scalars import MisfitError, reader_of
 
 MAX_FIELDS = 10_000  # maximum number of fields in a form
-MAX_DEPTH = 64  # maximum number of dots in a name
+MAX_DEPTH = 64  # maximum number of parts of a name, which dots separate
 
 Tree = dict[str, Any]  # name -> subtree; "" -> the text of the node itself
 Reader = Callable[[Tree], Any]

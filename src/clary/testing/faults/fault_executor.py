@@ -35,7 +35,7 @@ def strike(world: FaultWorld, fault: Fault, job_name: str) -> Damage | None:
     Args:
         world: world of the service.
         fault: the fault.
-        job_name: name of a job that is at the fault's `moment`; empty if there is none.
+        job_name: name of a job, at the fault's `moment` if one is there in time; empty if no job is in flight.
 
     Returns: the damage, which the caller mends at `mend_at_s`; None without a target.
     """

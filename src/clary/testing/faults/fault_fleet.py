@@ -1,8 +1,8 @@
 """Jobs that are always in flight while faults strike, each followed from its request to the end of its audit.
 
 Where: `fault_runner` starts a fleet, asks it for a job that is at a given moment of its life, and records the faults
-that have struck. Each
-of its threads follows one job at a time: it creates the job, describes it often, and audits its remains.
+that have struck. Each of its threads follows one job at a time: it creates the job, describes it often, and audits its
+remains.
 """
 
 from __future__ import annotations

@@ -360,7 +360,7 @@ class Communicator:
 
         Ranks may pass different lists if no two lists share a rank; a rank without a new group passes an empty list.
         Returns: None on ranks that are not listed; all ranks return after all groups are formed, so that no rank closes
-            the store earlier.
+        the store earlier.
         Raises: ValueError; otherwise the errors of `open_group`, after which this group is poisoned, too.
         """
         members = list(ranks)

@@ -188,15 +188,15 @@ class CollectiveSettings:
         "0",
         _port,
         "0 to 65535",
-        "port of the NumPy adapter's store on MASTER_ADDR; 0 takes MASTER_PORT, plus 1 where torchrun's own store sits "
-        "on that",
+        "port of the NumPy adapter's store on MASTER_ADDR; 0 takes MASTER_PORT, or MASTER_PORT + 1 where torchrun's "
+        "own store listens on MASTER_PORT",
     )
     master_address: str = _setting(
         "MASTER_ADDR",
         "",
         _text_like(r"\S*"),
         "name or address of rank 0's host",
-        "set by launchers; host of the store, to which the default interface leads",
+        "set by launchers; host of the store. The default interface is the one that leads to this host",
     )
     gloo_interface: str = _setting(
         "GLOO_SOCKET_IFNAME", "", _text, "names of interfaces", "see CLARY_COLLECTIVE_INTERFACE; the first one counts"
@@ -206,7 +206,7 @@ class CollectiveSettings:
         "",
         _text,
         "prefixes of interfaces, =NAME or ^PREFIX",
-        "see CLARY_COLLECTIVE_INTERFACE; ^PREFIX is passed over",
+        "see CLARY_COLLECTIVE_INTERFACE; a value that begins with ^ is ignored",
     )
     sagemaker_interface: str = _setting(
         "SM_NETWORK_INTERFACE_NAME", "", _text, "name of an interface", "see CLARY_COLLECTIVE_INTERFACE"

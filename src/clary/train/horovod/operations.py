@@ -46,7 +46,7 @@ class Operations:
                 (`join`).
 
         Raises: HorovodInternalError if this rank's memory has the wrong size, for example if a framework module
-            allocated too little.
+        allocated too little.
         """
         for request in requests:
             if request is not None and request.prepare is not None:

@@ -36,8 +36,9 @@ class Place:
 class Layout:
     """A rank's place among hosts.
 
-    cross_rank, cross_size: index of its host among the hosts that have a rank with the same local rank, and number of
-        those hosts.
+    Args:
+        cross_rank, cross_size: index of its host among the hosts that have a rank with the same local rank, and number
+            of those hosts.
         is_homogeneous: whether all hosts have the same number of ranks.
     """
 

@@ -50,7 +50,7 @@ class LossScale:
         known = {one.name for one in fields(cls)} - {"value", "is_dynamic", "num_good", "patience"} | {"init_scale"}
         if unknown := set(arguments) - known:
             raise ValueError(
-                f"dynamic_loss_args has {', '.join(sorted(unknown))}; expected only keys of {', '.join(sorted(known))}"
+                f"dynamic_loss_args has {', '.join(sorted(unknown))}; expected only the keys {', '.join(sorted(known))}"
             )
         if not is_dynamic:
             return cls(value=1.0 if static is None else static)

@@ -189,7 +189,7 @@ class Half(Whole):
             for number, master in self._masters.items()
             if getattr(self._local[number], "tensor_slice", None) is not None
         }
-        # version counters of parameters when they were last written from their masters
+        # version counters of parameters, as of the last copy between parameters and masters
         self._versions: dict[int, int] = {}
         self._note_versions()
         for group in optimizer.param_groups:

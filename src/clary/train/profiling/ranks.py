@@ -18,6 +18,6 @@ def own_rank() -> int:
 
 
 def may_be_rank() -> bool:
-    """Return whether this process, without a step yet, may be a rank, not a data loader's worker or launcher."""
+    """Return whether this process, without a step yet, may be a rank: no data loader's worker, no launcher of ranks."""
     is_launcher = "torch.distributed.launcher.api" in sys.modules and "RANK" not in os.environ
     return multiprocessing.parent_process() is None and not is_launcher

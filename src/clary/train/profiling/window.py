@@ -33,14 +33,16 @@ class Window:
         all_threads: set for windows that begin and end by time: whether to refuse to start if torch records only the
             starting thread.
 
+    [Note: threads]
     Newer releases of torch record all threads, and any thread may stop the recording. Older releases record the
     starting thread and threads that work for it; if another thread stops the recording, torch loses its session and the
     program crashes.
 
-    [Note: To end a recording that includes a GPU, torch waits for the current GPU of the thread that ends it. In a
-    thread that never chose a GPU, this is the first GPU, and the wait allocates some hundred MB on it. So a window
-    stores the GPU of the thread that started it, and a window by time, which our own thread starts, does not record
-    GPUs. A thread also must not wait for a GPU while another thread captures a graph (`graph_captures`).
+    [Note: GPUs]
+    To end a recording that includes a GPU, torch waits for the current GPU of the thread that ends it. In a thread that
+    never chose a GPU, this is the first GPU, and the wait allocates some hundred MB on it. So a window stores the GPU
+    of the thread that started it, and a window by time, which our own thread starts, does not record GPUs. A thread
+    also must not wait for a GPU while another thread captures a graph (`graph_captures`).
     """
 
     def __init__(self, *, on_other: Callable[[], None], all_threads: bool = False) -> None:
@@ -162,7 +164,7 @@ class Window:
         if self._all_threads:
             raise OtherProfiler(
                 f"torch {torch.__version__} records only the thread that starts the recording, and no "
-                "optimizer has made a step in that thread"
+                "optimizer has made a step in this process"
             )
         return {"activities": activities, **({"experimental_config": config} if config is not None else {})}
 

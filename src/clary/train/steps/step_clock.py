@@ -5,7 +5,7 @@ Where: `torch_hooks` calls it at the beginning and end of each part, in the trai
 [Note: what is forward]
 Modules get no hooks, since hooks would cost time in each module, and would be compiled and pickled with the model. So
 time outside of all parts stays unassigned until the next part begins. If this part is a backward pass, the time counts
-as forward pass; else as other work, such as evaluation or logging. The begin of communication leaves the time
+as forward pass; else as other work, such as evaluation or logging. The start of communication leaves the time
 unassigned, since forward passes communicate too.
 """
 

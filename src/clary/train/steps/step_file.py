@@ -3,7 +3,7 @@
 Where: `torch_hooks` makes the file with the first row, so that processes that never train leave no file.
 
 The file is written instead of mapped: on a full disk, a write fails with an error, while an access to a mapped page
-    ends in a signal.
+ends in a signal.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The processes of the program: living processes, and the ends of processes.
 
 Where: the witness queries it at every look (scan of the folder) and after every close. A process that is seen alive,
-and not ending, after a
-file was closed did not close it by ending: the kernel marks a process as ending before it closes the process's files.
+and not ending, after a file was closed did not close it by ending: the kernel marks a process as ending before it
+closes the process's files.
 
 Exit statuses are read from pidfds, which have them from Linux 6.15 on, even if another process has reaped the process.
 Older kernels give no exit status. A process that began and ended between two looks remains unknown.

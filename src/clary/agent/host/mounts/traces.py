@@ -6,9 +6,9 @@ content of /tmp and /var/tmp are removed. Any other difference is a trace: a cha
 machine, a missing or changed file or folder of the host's own, System V objects. A host with traces serves no other
 program.
 
-A change of a file's content changes its inode or its ctime, which no program can set. Inode and ctime are not compared
-for folders, because entries are added and removed there. Instead, a folder's mode, owner and extended attributes, which
-include the default ACL for new files, are compared.
+A change of a file's content changes its inode or its ctime, which no program can set. The ctime is not compared for
+folders, because adding and removing entries changes it. Of a folder, the mode, owner, group, inode and extended
+attributes, which include the default ACL for new files, are compared.
 Source: overlayfs.rst, "changes go to the upper folder"; sysvipc(7); mq_overview(7).
 """
 
@@ -154,7 +154,7 @@ def _add(look: Look, path: str, status: os.stat_result) -> None:
     if len(look) >= MAX_ENTRIES:
         raise OSError(f"there are more than {MAX_ENTRIES} entries to compare")
     found: tuple[int, ...] = (status.st_mode, status.st_uid, status.st_gid, status.st_ino)
-    # Adding and removing entries changes a folder's size and time; using a device changes the device's size and time.
+    # Adding and removing entries changes a folder's size and time; using a device changes the device's time.
     if stat.S_ISREG(status.st_mode):
         found = (*found, status.st_size, status.st_ctime_ns)
     elif stat.S_ISDIR(status.st_mode):

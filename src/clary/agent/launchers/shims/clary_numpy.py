@@ -59,7 +59,7 @@ def register(numpy: types.ModuleType) -> None:
     """Add the removed names to the module; a second call does nothing.
 
     Args:
-        numpy: the module. A version before 1.20 has no module-level `__getattr__` and is left unchanged.
+        numpy: the module. A version without a module-level `__getattr__` is left unchanged.
     """
     ask = vars(numpy).get("__getattr__")
     if ask is None or getattr(ask, "is_clary", False):

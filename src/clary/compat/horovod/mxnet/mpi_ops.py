@@ -141,7 +141,8 @@ def allgather(
     """Return the arrays of all ranks, concatenated along their first axis.
 
     Args:
-        tensor: the length of the first axis may differ by rank. name, priority, process_set: see the module.
+        tensor: the length of the first axis may differ by rank.
+        name, priority, process_set: see the module.
 
     Raises: HorovodInternalError.
     """

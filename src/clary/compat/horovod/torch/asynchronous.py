@@ -223,8 +223,8 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
     """Begin to concatenate the tensors of all ranks along their first axis; return a handle.
 
     Args:
-        tensor: of any shape; the length of the first axis may differ by rank. name, process_set: as for
-        `allreduce_async`.
+        tensor: of any shape; the length of the first axis may differ by rank.
+        name, process_set: as for `allreduce_async`.
     """
     return _gather([tensor], name, process_set, is_group=False)
 

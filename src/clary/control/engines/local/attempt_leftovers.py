@@ -1,4 +1,4 @@
-"""Sentences on leftovers of released attempts, and of attempts whose folder is gone, each with its remedy.
+"""Sentences on leftovers of released attempts, with their remedies, and on anchors whose folder is gone.
 
 Where: `LocalEngine.leftovers` calls it in a thread, for `clary doctor`. A leftover is reported only if it certainly
 belongs to an attempt of this state folder. The evidence is the engine's mark in a process's environment, the name of a

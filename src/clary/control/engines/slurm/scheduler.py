@@ -330,8 +330,7 @@ class SlurmScheduler:
     async def _cancel(self, jobs: Iterable[JobRow], snapshot: Snapshot) -> None:
         """Kill the steps of jobs, and cancel the jobs; the queue shows whether that worked.
 
-        Steps are killed one by one: Slurm sends SIGKILL for a whole job as SIGTERM first, and as SIGKILL only after
-            KillWait.
+        Steps are killed one by one: Slurm sends a whole job SIGTERM instead, and SIGKILL only after KillWait.
         """
         leaders = sorted({job.leader_id for job in jobs})
         for leader_id in leaders:

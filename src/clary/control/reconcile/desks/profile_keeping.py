@@ -56,7 +56,7 @@ class ObjectWriter(Protocol):
 async def keep_profiles(
     desk: ProfileDesk, hub: JobHub, stored_job: FindJob, objects: ObjectWriter, *, interval_s: float = LOOK_S
 ) -> None:
-    """Summarise and store profiles as they become ready, until cancelled; sleep if no job or profile is open.
+    """Summarise and store profiles as they become ready, until cancelled; sleep without jobs and open profiles.
 
     Profiles are requested while their job has hosts, so without jobs and open profiles there is no work.
 

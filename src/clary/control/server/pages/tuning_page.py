@@ -42,8 +42,8 @@ from clary.control.tuning.tuning_job import Trial, TuningJob
 from clary.control.tuning.tuning_request import TuningRequest
 
 MAX_LISTED = 100
-MAX_VALUES = 200  # maximum number of values in a trial's curve maximum number of
-MAX_KEPT = 200  # cached facts of each kind
+MAX_VALUES = 200  # maximum number of values in a trial's curve
+MAX_KEPT = 200  # maximum number of cached facts of each kind
 _NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 

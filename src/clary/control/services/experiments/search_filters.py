@@ -1,10 +1,8 @@
 """Search expressions over records that have the members of the API's descriptions. Pure.
 
-Where: `search_calls` evaluates them; tests compare them with an oracle.
-A property is a path of member names, in upper or lower case: `Metrics.loss.Last`, `Tags.team`, `HyperParameters.lr`. A
-    path through a
-list may lead to many values: a filter holds if one of the values matches. NotEquals and NotExists hold if no value
-matches the opposite filter.
+Where: `search_calls` evaluates them; tests compare them with an oracle. A property is a path of member names, in upper
+or lower case: `Metrics.loss.Last`, `Tags.team`, `HyperParameters.lr`. A path through a list may lead to many values: a
+filter holds if one of the values matches. NotEquals and NotExists hold if no value matches the opposite filter.
 Source: Filter, NestedFilters and SearchExpression of the API reference.
 """
 

@@ -66,8 +66,7 @@ class FoundLines:
         is_complete: whether no more lines match in this direction.
         num_lines: number of lines of the requested streams that have not expired, whether or not they match.
         seen: value of `LineQuery.seen` for the next forward query; None for missing streams. A line may arrive after
-            lines of
-            other hosts with later times: a query by time alone would miss it.
+            lines of other hosts with later times: a query by time alone would miss it.
     """
 
     lines: tuple[FoundLine, ...]
@@ -164,7 +163,7 @@ def _merged(views: Sequence[StreamView | None], query: LineQuery) -> Iterator[_S
 
 
 def _steps(view: StreamView, number: int, query: LineQuery) -> Iterator[_Step]:
-    """Yield one stream's matching lines, and the place reached after each block that ends without a match."""
+    """Yield a stream's matching lines, and the place reached in blocks that do not end with a matching line."""
     first = view.first_at_or_after(query.begin_ms) if query.begin_ms else 0
     stop = view.next_sequence
     seen = query.seen[number] if number < len(query.seen) and not query.is_backward else None

@@ -1,8 +1,8 @@
 """One log stream in one append-only file.
 
-Where: `LogStore` keeps a few of these open; agents append through the service, log queries read.
-Threads: the caller must hold a lock for every method of `StreamFile`; a `StreamView` needs no lock and keeps no file
-open, so that a search may hold views of thousands of streams.
+Where: `LogStore` keeps a few of these open; agents append through the service, log queries read. Threads: the caller
+must hold a lock for every method of `StreamFile`; a `StreamView` needs no lock and keeps no file open, so that a search
+may hold views of thousands of streams.
 """
 
 from __future__ import annotations

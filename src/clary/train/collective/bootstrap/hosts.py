@@ -1,7 +1,7 @@
 """The identity of this rank's host, and the address at which other ranks reach this rank.
 
-Where: `group.connect_group` calls these functions before it publishes this rank's record.
-Sources: random(4) for boot_id, namespaces(7), netdevice(7) for SIOCGIFADDR, /proc/net/if_inet6.
+Where: `group.connect_group` calls these functions before it publishes this rank's record. Sources: random(4) for
+boot_id, namespaces(7), netdevice(7) for SIOCGIFADDR, /proc/net/if_inet6.
 """
 
 from __future__ import annotations

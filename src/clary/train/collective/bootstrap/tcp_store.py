@@ -54,7 +54,7 @@ class TcpStore:
         timeout_s: longest wait for rank 0's start.
 
     Raises: BootstrapError if rank 0 did not start or has another secret, or if another program answers; on rank 0, if
-        it cannot listen at the address.
+    it cannot listen at the address.
     """
 
     def __init__(self, address: str, port: int, *, rank: int, secret: str, timeout_s: float) -> None:

@@ -94,7 +94,7 @@ def await_ready(sides: Mapping[int, socket.socket], *, leader: int | None, deadl
 
 
 def read_farewell(sock: socket.socket) -> str:
-    """Read a received farewell from its first byte on; return its text; if it is empty, a default text."""
+    """Read a received farewell from its first byte on; return its text, or `WORDLESS` without a whole header."""
     deadline = Deadline(_FAREWELL_LIMIT_S)
     header = _read(sock, len(FAREWELL) + _LENGTH.size, deadline)
     if len(header) < len(FAREWELL) + _LENGTH.size:

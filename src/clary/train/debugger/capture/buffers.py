@@ -73,6 +73,8 @@ def as_bytes(memory: torch.Tensor) -> memoryview:
     if not memory.numel():
         return memoryview(b"")
     if memory.device.type != "cpu" or not memory.data_ptr():
-        raise RuntimeError(f"memory is on the device {memory.device}; expected host memory")
+        raise RuntimeError(
+            f"memory of the device {memory.device} has no bytes that can be read here; expected host memory"
+        )
     array: Any = (ctypes.c_char * memory.numel()).from_address(memory.data_ptr())
     return memoryview(array).cast("B")

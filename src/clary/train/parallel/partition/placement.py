@@ -84,7 +84,7 @@ def owners_of(modules: Sequence[Placed], part_of: Mapping[str, int]) -> dict[str
 
 
 def install(root: torch.nn.Module, owners: Mapping[str, int], rank: int, host: Host) -> None:
-    """Redirect calls of modules to the ranks that hold them; adjacent children of a Sequential are one request.
+    """Redirect calls of modules to their ranks; adjacent children of a Sequential on one rank are one request.
 
     Args:
         root: the whole model, made on every rank.

@@ -65,7 +65,7 @@ class ShardedStateOptimizer:
             for number in sorted(self._owned)
             if with_masters and self._parameters[number].dtype.itemsize < _WIDE_BYTES
         }
-        # version counters of parameters with masters, as of this object's last write to the parameters
+        # version counters of parameters with masters, as of the last copy between parameters and masters
         self._versions: dict[int, int] = {}
         self._note_versions()
         for group, numbers in zip(optimizer.param_groups, self._group_numbers, strict=True):

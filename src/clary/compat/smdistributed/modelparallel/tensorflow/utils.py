@@ -1,4 +1,4 @@
-"""`smdistributed.modelparallel.tensorflow.utils`: checkpoint files between ranks, and `GraphBuildError`.
+"""`smdistributed.modelparallel.tensorflow.utils`: checkpoint transfer between ranks, and `GraphBuildError`.
 
 Source: aws/deep-learning-containers `test/dlc_tests` and the library's release notes, which call these functions.
 """

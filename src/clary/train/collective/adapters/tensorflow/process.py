@@ -1,6 +1,6 @@
 """The group of this process: all ranks of the job, formed once.
 
-Where: `smdistributed.dataparallel.tensorflow` calls `init`; all exchanges use `world`.
+Where: `smdistributed.dataparallel.tensorflow` calls `init`; all exchanges use `lists`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 
 class Process:
-    """Membership of this process in a group; each library whose names Clary provides has its own.
+    """Membership of this process in a group; `smdistributed.dataparallel.tensorflow` has one.
 
     Args:
         name: name of the library as users know it, for messages.

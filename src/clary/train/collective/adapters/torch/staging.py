@@ -3,9 +3,8 @@
 Where: `process_group` sends CUDA tensors here when `devices.choose_path` says so. Tensors are copied to pinned memory
 on one side stream, go through a group on host memory, and are copied back on another side stream. The program's stream
 waits for the copy back; the program itself does not wait. An all-reduce is cut into segments, so that while one is
-reduced, the next is copied to the
-host and the one before is copied back. This code has never run on a GPU: the project has had none. Tests run it on host
-memory with fake streams.
+reduced, the next is copied to the host and the one before is copied back. This code has never run on a GPU: the project
+has had none. Tests run it on host memory with fake streams.
 
 Operations run in the order of their calls in one thread, over connections of their own, so that operations on host
 memory, which run in other threads, cannot interleave in different orders on different ranks. Every send and every

@@ -30,7 +30,7 @@ DTYPES: dict[torch.dtype, int] = {
 BYTES = int(Dtype.UINT8)
 _LINEAR = (int(CoreOp.SUM), int(CoreOp.AVG))
 
-# Keyed by the number of torch's operation, which is its hash.
+# Source of `CORE_OPS`, which is keyed by the number of torch's operation; that number is also its hash.
 _OPS: tuple[tuple[object, CoreOp], ...] = (
     (ReduceOp.SUM, CoreOp.SUM),
     (ReduceOp.AVG, CoreOp.AVG),

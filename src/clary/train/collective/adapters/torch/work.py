@@ -59,7 +59,7 @@ class EndedWork(Work):
         return self._results
 
     def source_rank(self) -> int:
-        """Return -1: this work is never a receive from any source, which alone reports its source rank."""
+        """Return -1: this work is never a receive, and only a receive has a source rank."""
         return -1
 
     _source_rank = source_rank

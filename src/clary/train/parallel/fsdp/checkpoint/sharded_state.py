@@ -10,12 +10,12 @@ If experts are spread over ranks (expert parallelism), FSDP shards other paramet
 ranks of different slices. `in_slices` moves them to shards over the ranks of one slice, so that the slice's folder is
 complete; `in_units` moves them back on loading.
 
-For units that FSDP does not shard, torch returns whole tensors. The experts are such units if each rank of a block
-holds different experts. If nothing is sharded (hybrid_shard_degree 1), the group of a model is its replicas, and
-scripts save on the first replica only, which would wait for the other replicas until the timeout. So tensors are
-sharded over the ranks that together hold a slice once, here a single rank, and `slice_groups` lets that rank save
-alone. FSDP returns moments of flat parameters as shards over the replicas, so the first replica alone would save only
-its own shard.
+[Note: whole units] For units that FSDP does not shard, torch returns whole tensors. The experts are such units if each
+rank of a block holds different experts. If nothing is sharded (hybrid_shard_degree 1), the group of a model is its
+replicas, and scripts save on the first replica only, which would wait for the other replicas until the timeout. So
+tensors are sharded over the ranks that together hold a slice once, here a single rank, and `slice_groups` lets that
+rank save alone. FSDP returns moments of flat parameters as shards over the replicas, so the first replica alone would
+save only its own shard.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import torch
 
 @dataclass(frozen=True)
 class Visible:
-    """Attention to one rank's keys: this rank's queries from `first_query` on see its first `num_keys` keys.
+    """Attention to one rank's keys: this rank's queries from `first_query` on see the first `num_keys` of these keys.
 
     Args:
         is_causal: whether a query sees the keys up to its own position; else it sees all these keys.

@@ -23,8 +23,8 @@ def add_experts_of_others(model: nn.Module, own: Entries) -> Entries:
     """Add the experts of all ranks of the group to the state that FSDP returned on this rank.
 
     Every rank of the group calls it; tensors are gathered one at a time. If a rank's state lacks the rank's experts,
-    the states of all other ranks of the expert group must lack theirs too; with `rank0_only` this holds on all ranks
-    but the first of FSDP's group.
+    the states of all other ranks of the expert group must lack theirs too. With `rank0_only`, the states of all ranks
+    but the first of FSDP's group lack their experts.
 
     Args:
         own: state by full parameter names without wrapper names; values are tensors, or dicts of tensors as in an
