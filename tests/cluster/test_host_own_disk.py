@@ -182,7 +182,7 @@ async def test_a_hosts_disk_is_removed_when_its_agent_ends(make_holder):
 
 def test_a_disk_of_more_than_half_the_free_memory_is_refused(tmp_path):
     disk = OwnDisk(tmp_path / "algo-1", ml_folder=tmp_path / "algo-1/ml", size_bytes=SIZE, outside=())
-    with pytest.raises(AgentError, match="algo-1: a disk of its own of 8 MiB would take more than half") as caught:
+    with pytest.raises(AgentError, match="algo-1: its own disk of 8 MiB would take more than half") as caught:
         disk.mount(available_bytes=2 * SIZE - 1)
     assert caught.value.fault is Fault.USER
     assert not (tmp_path / "algo-1").exists()

@@ -129,7 +129,7 @@ def test_damaged_checkpoint_sets_fail_the_job_with_that_reason(aws, script) -> N
     facts = run(aws, script, "ckpt-torn", f"s3://{BUCKET}/{name}")
     assert facts["TrainingJobStatus"] == "Failed"
     assert "No set of checkpoints of algo-1 below" in facts["FailureReason"]
-    assert "set 1: the manifest of checkpoints does not fit its own SHA-256" in facts["FailureReason"]
+    assert "set 1: the manifest of checkpoints does not match its own SHA-256" in facts["FailureReason"]
 
 
 @pytest.mark.long

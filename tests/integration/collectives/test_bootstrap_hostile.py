@@ -229,7 +229,7 @@ def test_another_program_at_a_ranks_address_is_reported():
             2, lambda rank: connect_group(store, rank=rank, size=2, group_name="g", settings=settings[rank])
         )
         thread.join(5)
-    assert "what answers there is not rank 0 of group 'g'" in str(outcomes[1])
+    assert "the process that answers there is not rank 0 of group 'g'" in str(outcomes[1])
     assert "has another process taken that address?" in str(outcomes[1])
 
 

@@ -37,7 +37,7 @@ def test_unsuitable_arrays_are_refused_with_the_remedy(port):
         "strided": "ValueError: array of shape (4, 2) is strided or unaligned memory (strides (32, 16)): pass "
         "np.ascontiguousarray(array)",
         "fortran": "ValueError: array of shape (4, 4) is strided",
-        "unsigned": "TypeError: array has elements of type uint32, which cores do not know: convert it to one of",
+        "unsigned": "TypeError: array has elements of type uint32, which collectives do not support: convert it to one of",
         "big endian": "TypeError: array has elements of type >f4",
         "complex": "TypeError: array has elements of type complex64",
         "read only": "ValueError: buffer is read-only",
@@ -47,7 +47,7 @@ def test_unsuitable_arrays_are_refused_with_the_remedy(port):
         "list to gather": "TypeError: array is a list",
         "other shape": "ValueError: out has shape (4, 2), expected (2, 4)",
         "axis": "ValueError: axis 0 of an array of shape (3,) is no multiple of 2 ranks: pad it",
-        "rows": "ValueError: array of shape (3,) has not the 2 rows of send_counts",
+        "rows": "ValueError: array of shape (3,) does not have the 2 rows that send_counts asks for",
         "scatter": "ValueError: array has shape (2, 5), expected (2, 4)",
     }
     for found in run("refusals", 2, port=port):

@@ -437,7 +437,7 @@ def test_a_manual_partition_that_leaves_a_rank_empty_is_refused(rank, size):
     def step(images):
         return model(images)
 
-    failure_of(GraphBuildError, lambda: step(batches(1)[0][0]), "partitions 1 of 2 would have nothing")
+    failure_of(GraphBuildError, lambda: step(batches(1)[0][0]), "partitions 1 of 2 would hold no part")
     beyond = perceptron(smp.DistributedModel, by_hand=(0, 1, 2, 0))()
 
     @smp.step
@@ -521,4 +521,4 @@ def test_ranks_whose_models_differ_are_refused(rank, size):
     def step(x):
         return model(x)
 
-    failure_of(GraphBuildError, lambda: step(tf.ones([4, 3])), f"than rank {rank}", "the same model")
+    failure_of(GraphBuildError, lambda: step(tf.ones([4, 3])), f"from rank {rank}", "the same model")

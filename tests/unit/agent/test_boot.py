@@ -138,7 +138,7 @@ def test_a_bundle_of_another_digest_is_not_unpacked(tmp_path, status, data):
     with pytest.raises(boot.Failed, match="did not come"):
         boot._bundle(FakeService(status, data), "a" * 64, str(host))
     assert list((tmp_path / "agent").iterdir()) == []
-    with pytest.raises(boot.Failed, match="no digest"):
+    with pytest.raises(boot.Failed, match="no valid digest"):
         boot._bundle(FakeService(200, b""), "../../etc", str(host))
 
 

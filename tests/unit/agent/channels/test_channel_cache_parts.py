@@ -224,7 +224,10 @@ def test_a_channel_beyond_the_size_limit_is_fetched_directly_with_a_note(machine
     fill(store, "data/a", size=2000)
     facts, num_read = machine.fetch(cache=machine.cache(limit_bytes=1000))
     assert (facts.snapshot, num_read) == (None, 1)
-    assert "it has 2000 bytes and this machine's cache may have 1000 (setting channel_cache_bytes)" in facts.summary
+    assert (
+        "it has 2000 bytes, and this machine's cache may hold at most 1000 (setting channel_cache_bytes)"
+        in facts.summary
+    )
     assert len(files(machine.tree.channel("train"))) == 1
 
 

@@ -128,7 +128,7 @@ def test_a_store_that_loses_bytes_makes_no_set(store, tmp_path: Path) -> None:
     host = MirroredFolder(tmp_path, store)
     store.shorten = lambda key: key.endswith("/a") or "/set-" in key
     host.write("a", "one")
-    with pytest.raises(ObjectStoreError, match="took 3 bytes and has 2 bytes"):
+    with pytest.raises(ObjectStoreError, match="accepted 3 bytes, but its listing shows 2 bytes"):
         host.round()
     store.shorten = lambda key: "/set-" in key
     with pytest.raises(ObjectStoreError, match="returns other bytes than were written"):

@@ -126,7 +126,7 @@ CASES = [
         "Channel 'train' needs exactly one of S3DataSource and FileSystemDataSource; it has DatasetSource.",
     ),
     ({"InputDataConfig": [{"ChannelName": "train"}]}, "Channel 'train' needs exactly one of S3DataSource"),
-    ({"InputDataConfig": [channel("..")]}, "'..' is no name for a channel."),
+    ({"InputDataConfig": [channel("..")]}, "'..' is not a valid channel name."),
     (
         {"InputDataConfig": [channel(uri="https://b/p")]},
         "Channel 'train': S3Uri must be s3://bucket/prefix, got 'https://b/p': it does not start with s3://.",

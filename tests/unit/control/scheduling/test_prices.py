@@ -125,7 +125,7 @@ def test_a_file_that_can_not_be_read_is_named_with_its_setting(tmp_path):
             'types."ml.a".spot_fraction: expected a number',
         ),
         ('{"types": {"ml.a": {"usd_per_hour": 1, "is_estimated": 1}}}', "is_estimated: expected true or false, got 1"),
-        ('{"types": {"ml.a": {"usd_per_hour": 1}, "ml.a": {"usd_per_hour": 2}}}', "'ml.a' is there twice"),
+        ('{"types": {"ml.a": {"usd_per_hour": 1}, "ml.a": {"usd_per_hour": 2}}}', "'ml.a' appears twice"),
         (
             '{"types": {}, "default_spot_fraction": 0}',
             "default_spot_fraction: expected a number above 0, at most 1, got 0",

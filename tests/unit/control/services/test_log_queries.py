@@ -229,7 +229,7 @@ async def test_a_client_s_queries_beyond_the_limit_are_refused_without_delaying_
         await start(slow, by="theirs")
     error = await refused(start(slow, by="theirs"))
     assert error.code == "LimitExceededException"
-    assert "10 queries of yours" in error.message
+    assert "10 of your queries" in error.message
     mine = await start(slow, by="mine")
     assert await status_of(slow, mine) == "Running"
 

@@ -65,7 +65,7 @@ def test_bytes_may_stand_for_any_type_that_is_named():
     ("memory", "dtype", "error", "words"),
     [
         ([1, 2], None, TypeError, "list, which has no buffer: pass a bytearray"),
-        (array("I", [1]), None, TypeError, "format 'I', which cores do not know; they know float32"),
+        (array("I", [1]), None, TypeError, "format 'I', which collectives do not support; they support float32"),
         (array("f", [1]), Dtype.INT32, TypeError, "format 'f', expected int32"),
         (memoryview(bytearray(8))[::2], None, ValueError, "strided memory: pass a contiguous copy"),
         ((ctypes.c_int32.__ctype_be__ * 2)(), None, TypeError, "in the other byte order"),
@@ -97,7 +97,7 @@ def test_memory_that_is_read_and_written_must_lie_apart_or_be_the_same():
     head = buffer_of(memoryview(memory)[:4], name="head")
     check_apart([head], [tail], may_be_equal=False)
     check_apart([whole], [whole], may_be_equal=True)
-    with pytest.raises(ValueError, match="overlap: pass memory that lies apart, or the very same"):
+    with pytest.raises(ValueError, match="overlap: pass memory that does not overlap, or the same memory"):
         check_apart([whole], [tail], may_be_equal=True)
     with pytest.raises(ValueError, match="overlap"):
         check_apart([whole], [whole], may_be_equal=False)

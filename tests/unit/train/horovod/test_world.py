@@ -136,7 +136,7 @@ def test_process_sets_can_be_added_later_only_if_that_was_allowed(monkeypatch):
 @pytest.mark.parametrize("ranks", [[], [1], [-1], [0, 0]])
 def test_sets_of_unknown_ranks_are_refused(ranks):
     world.start()
-    with pytest.raises(ValueError, match="expected different ranks of 0 to 0"):
+    with pytest.raises(ValueError, match="expected distinct ranks from 0 to 0"):
         world.add_set(ranks, is_at_start=True)
 
 

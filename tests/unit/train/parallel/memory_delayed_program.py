@@ -287,7 +287,7 @@ def test_an_operation_that_cannot_be_delayed_is_refused():
 
     error = raised(made, lambda: Fills(torch.zeros(3)))
     assert isinstance(error, DelayedInitializationError)
-    assert "aten.copy_.default writes what is computed from a parameter into a tensor of shape (3,)" in str(error)
+    assert "aten.copy_.default writes a value computed from a parameter into a tensor of shape (3,)" in str(error)
     assert nn.Parameter(torch.ones(2)).device.type == "cpu"
     assert not nn.Linear(2, 2).weight.is_meta
 

@@ -151,7 +151,7 @@ async def test_a_damaged_record_is_named(opened, tmp_path):
 @pytest.mark.parametrize("tag", ["../../etc/passwd", "pool_../../../x", "", "pool_0123456789AB"])
 async def test_a_tag_is_never_a_path(enrolments, tag):
     assert "no job waits" in await refusal(enrolments, 0, asked(), tag=tag)
-    with pytest.raises(EngineError, match="no tag"):
+    with pytest.raises(EngineError, match="not the tag"):
         enrolments.expect(tag, 1)
 
 

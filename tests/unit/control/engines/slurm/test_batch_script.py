@@ -142,7 +142,7 @@ def test_components_are_addressed_by_their_own_numbers(tmp_path):
 
 def test_a_boot_that_does_not_fit_an_argument_is_refused(tmp_path):
     long = "".join(f"{number * 2654435761 % 2**32:x}" for number in range(40_000))
-    with pytest.raises(EngineError, match="a step takes 100000 in one argument"):
+    with pytest.raises(EngineError, match="one argument of a step holds at most 100000"):
         script_of(tmp_path, boot=boot(script=long))
 
 

@@ -104,7 +104,10 @@ async def test_a_job_that_is_no_rehearsal_gets_no_faults_and_has_no_records():
     faults = FakeFaults()
     error = await refused(faults, {"kind": "kill", "hosts": ["algo-1"]}, request=running_job().request)
     assert (error.code, error.http_status) == ("AccessDenied", 403)
-    assert "job-1 is not a rehearsal and is not struck; make one of it with: clary rehearse job-1" in error.message
+    assert (
+        "job-1 is not a rehearsal and is not struck; create a rehearsal of it with: clary rehearse job-1"
+        in error.message
+    )
     with pytest.raises(WireError, match="is not a rehearsal"):
         await people(faults, request=running_job().request).handle(request(f"{JOB}/records"))
 
@@ -143,7 +146,7 @@ async def test_a_job_between_two_attempts_gets_no_faults():
         for name, record in job.hosts.items()
     }
     error = await refused(FakeFaults(), {"kind": "kill", "hosts": ["algo-1"]}, hosts=prepared)
-    assert "job-1 trains nothing now; it is Training" in error.message
+    assert "job-1 is not training now; it is Training" in error.message
 
 
 async def test_a_fault_that_is_not_possible_here_is_listed_beforehand_and_refused():

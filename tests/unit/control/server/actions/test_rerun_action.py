@@ -53,7 +53,7 @@ async def test_a_name_is_generated_if_none_is_given(plane):
         ({"role": "x"}, "expected an object with name"),
         ({"name": 5}, "name must be str"),
         ({"instance_count": True}, "instance_count must be int"),
-        ({"hyperparameters": {"lr": 1}}, "hyperparameters must be an object of texts"),
+        ({"hyperparameters": {"lr": 1}}, "hyperparameters must be an object whose values are strings"),
         ({"name": "no name!"}, "regular expression pattern"),
         ({"instance_count": 99}, "account-level service limit"),
         ({"name": "fit-001"}, "already exists"),

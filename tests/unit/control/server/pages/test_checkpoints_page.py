@@ -83,7 +83,7 @@ async def refusal(job, client=None, query=""):
 async def test_a_job_without_checkpoint_config_gets_a_not_found_error(query):
     refused = await refusal(running_job(), query=query)
     assert (refused.code, refused.http_status) == ("NotFound", 404)
-    assert refused.message.startswith("job-1 has no CheckpointConfig: nothing of it is mirrored to S3")
+    assert refused.message.startswith("job-1 has no CheckpointConfig: its checkpoints are not mirrored to S3")
 
 
 async def test_a_uri_without_a_bucket_is_an_error_of_the_user():
