@@ -372,7 +372,7 @@ def test_a_full_disk_is_reported_in_forward_with_the_folder():
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert isinstance(error, SpillError)
-        assert f"{offloader._spill.folder} has no room for {BATCH_BYTES} bytes more" in str(error)
+        assert f"{offloader._spill.folder} has no room for {BATCH_BYTES} more bytes" in str(error)
         assert f"{3 * BATCH_BYTES} bytes are reserved" in str(error)
 
 
