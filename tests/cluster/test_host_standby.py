@@ -552,7 +552,7 @@ def test_a_standby_host_serves_one_program(world):
     rank = world.rank(sandbox, "print('on')")
     finished(*world.start_in(standby, rank))
     assert standby.why_not(sandbox, [rank]) == "it has been used or closed"
-    with pytest.raises(AgentError, match="algo-1 stands by no more"):
+    with pytest.raises(AgentError, match="algo-1 is no longer a standby host"):
         world.start_in(standby, rank)
 
 

@@ -80,11 +80,13 @@ def test_ranks_with_different_models_are_refused(rank, size):
         if rank == 1:
             module.head = nn.Linear(8, 5)
         failure = failure_of(partial(smp.DistributedModel, module))
-        assert "head.weight is (5, 8) float32, trained on the one and (4, 8) float32, trained" in str(failure), failure
+        assert "head.weight is (5, 8) float32, trained on the former and (4, 8) float32, trained" in str(failure), (
+            failure
+        )
     start(ddp=True)
     module = Plain()
     module.first.weight.requires_grad_(rank == 0)
-    assert "first.weight is (8, 8) float32 on the one" in str(failure_of(partial(smp.DistributedModel, module)))
+    assert "first.weight is (8, 8) float32 on the former" in str(failure_of(partial(smp.DistributedModel, module)))
 
 
 def test_tensor_ranks_with_different_batches_are_refused(rank, size):
@@ -94,7 +96,7 @@ def test_tensor_ranks_with_different_batches_are_refused(rank, size):
         with smp.tensor_parallelism():
             module = Plain()
         found.append(failure_of(partial(train_step, smp.DistributedModel(module), *batch)))
-    assert "inputs of tensor rank 1 is another than that of tensor rank 0" in str(found[0])
+    assert "inputs of tensor rank 1 differs from that of tensor rank 0" in str(found[0])
     assert "load data by smp.rdp_rank()" in str(found[0])
     assert found[1] is None, found[1]
 
@@ -157,9 +159,11 @@ def test_ddp_around_or_inside_the_model_is_refused(rank, size):
     for keys in ({}, PIPELINE):
         start(ddp=True, microbatches=2, **keys)
         around = nn.parallel.DistributedDataParallel(make(Plain))
-        assert "in a DistributedDataParallel: both would" in str(failure_of(partial(smp.DistributedModel, around)))
+        assert "in a DistributedDataParallel: that wrapper" in str(failure_of(partial(smp.DistributedModel, around)))
         inside = nn.Sequential(nn.parallel.DistributedDataParallel(make(Plain)))
-        assert "with a DistributedDataParallel at 0: both" in str(failure_of(partial(smp.DistributedModel, inside)))
+        assert "with a DistributedDataParallel at 0: that wrapper" in str(
+            failure_of(partial(smp.DistributedModel, inside))
+        )
         model = smp.DistributedModel(make(Plain))
         around = nn.parallel.DistributedDataParallel(model)
         failure = failure_of(partial(train_step, around, *own_batch(0)))

@@ -108,7 +108,7 @@ def test_torchs_own_clipping_of_pieces_is_refused(rank, size):
 def test_tensor_ranks_with_different_batches_are_refused(rank, size):
     begun()
     model = wrapped(transform(families()["llama"]()))
-    refused(lambda: train(model, rank), ValueError, "input_ids of tensor rank 1 is another than that of tensor rank 0")
+    refused(lambda: train(model, rank), ValueError, "input_ids of tensor rank 1 differs from that of tensor rank 0")
     begun()
     model = wrapped(transform(families()["llama"]()))
     train(model, rank // 2)

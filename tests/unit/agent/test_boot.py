@@ -135,7 +135,7 @@ def test_the_bundle_is_identified_by_its_digest_and_fetched_once(tmp_path):
 def test_a_bundle_of_another_digest_is_not_unpacked(tmp_path, status, data):
     host = tmp_path / "hosts" / "one"
     host.mkdir(parents=True)
-    with pytest.raises(boot.Failed, match="did not come"):
+    with pytest.raises(boot.Failed, match="was not received intact"):
         boot._bundle(FakeService(status, data), "a" * 64, str(host))
     assert list((tmp_path / "agent").iterdir()) == []
     with pytest.raises(boot.Failed, match="no valid digest"):

@@ -124,7 +124,7 @@ def _name(text: str) -> str:
 
 def _port(text: str) -> int:
     if not 1 <= int(text) <= MAX_PORT:
-        raise BadHead(f"this proxy answers CONNECT HOST:PORT only; a port is a number from 1 to {MAX_PORT}")
+        raise BadHead(f"this proxy answers only CONNECT HOST:PORT; a port is a number from 1 to {MAX_PORT}")
     return int(text)
 
 

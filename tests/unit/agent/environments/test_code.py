@@ -185,7 +185,7 @@ def test_code_in_a_file_system_is_read_below_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_source_that_holds_the_folder_of_the_code_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(AgentError, match="lies in it"):
+    with pytest.raises(AgentError, match="contains the folder"):
         prepare_code(plan_of("train.py", "/opt/ml"), FakeStore(), MlTree(tmp_path))
 
 

@@ -261,7 +261,7 @@ def test_keys_that_lead_out_of_the_folder_are_left_out(tmp_path):
 
 
 def test_a_file_that_is_no_python_file_is_refused_as_a_rule(tmp_path):
-    with pytest.raises(AgentError, match="no Python file"):
+    with pytest.raises(AgentError, match="is not a Python file"):
         fetch_source("s3://b/rules.zip", tmp_path, store=FakeStore())
 
 

@@ -283,7 +283,7 @@ def test_abort_ends_a_step_that_waits_for_the_object_store(steps_of, monkeypatch
     thread.join(10)
     assert errors
     assert time.monotonic() - started_s < 3.0
-    with pytest.raises(ClaryError, match="broken off"):
+    with pytest.raises(ClaryError, match="has aborted its current step"):
         steps.fetch_channel("train")
 
 

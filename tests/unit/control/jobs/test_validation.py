@@ -93,7 +93,7 @@ CASES = [
         "ResourceConfig needs InstanceType and InstanceCount, or InstanceGroups.",
     ),
     ({"ResourceConfig": {"InstanceCount": 1}}, "ResourceConfig needs InstanceType and InstanceCount"),
-    (groups(("a", 1), ("a", 1)), "Instance group names must be unique; 'a' stands twice."),
+    (groups(("a", 1), ("a", 1)), "Instance group names must be unique; 'a' occurs twice."),
     (groups(("a", 1), ("b", 0)), "Instance group 'b' has InstanceCount 0; each group needs at least 1."),
     (
         {
@@ -120,7 +120,7 @@ CASES = [
         {"StoppingCondition": {"MaxWaitTimeInSeconds": 9}},
         "MaxWaitTimeInSeconds needs EnableManagedSpotTraining: set it to true, or leave MaxWaitTimeInSeconds out.",
     ),
-    ({"InputDataConfig": [channel(), channel()]}, "Channel names must be unique; 'train' stands twice."),
+    ({"InputDataConfig": [channel(), channel()]}, "Channel names must be unique; 'train' occurs twice."),
     (
         {"InputDataConfig": [channel(source={"DatasetSource": {"DatasetArn": "arn"}})]},
         "Channel 'train' needs exactly one of S3DataSource and FileSystemDataSource; it has DatasetSource.",

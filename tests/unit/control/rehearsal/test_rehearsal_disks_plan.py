@@ -43,7 +43,9 @@ def test_each_host_whose_disk_is_filled_gets_one_disk():
 def test_all_disks_that_exist_at_once_have_to_fit():
     hosts = ("algo-1", "algo-2")
     check_disks(hosts, size_bytes=GIB, num_jobs=1, largest_bytes=2 * GIB)
-    with pytest.raises(ContractError, match=r"4 disks of 1 GiB would take more than half .* at most 2 GiB together"):
+    with pytest.raises(
+        ContractError, match=r"4 disks of 1 GiB would take more than half .* all disks together may take at most 2 GiB"
+    ):
         check_disks(hosts, size_bytes=GIB, num_jobs=2, largest_bytes=2 * GIB)
     with pytest.raises(ContractError, match="1 disk of 2 GiB would"):
         check_disks(hosts[:1], size_bytes=2 * GIB, num_jobs=1, largest_bytes=GIB)

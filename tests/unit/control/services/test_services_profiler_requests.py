@@ -33,7 +33,7 @@ def test_known_intervals_pass_and_others_are_refused():
     ("request_", "words"),
     [
         ({"ProfilerConfig": {"S3OutputPath": "https://b/p"}}, "ProfilerConfig.S3OutputPath must be s3://bucket/prefix"),
-        ({"ProfilerRuleConfigurations": [rule("a"), rule("a")]}, "names must be unique; 'a' stands twice"),
+        ({"ProfilerRuleConfigurations": [rule("a"), rule("a")]}, "names must be unique; 'a' appears twice"),
         ({"ProfilerRuleConfigurations": [rule("a", S3OutputPath="https://b/p")]}, "S3OutputPath of rule 'a' must be"),
         ({"ProfilerRuleConfigurations": [rule(str(number)) for number in range(21)]}, "at most 20 profiler rules; 21"),
     ],

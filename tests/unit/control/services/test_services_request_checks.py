@@ -60,7 +60,7 @@ async def test_an_invalid_bucket_name_is_not_queried(plane, bucket, monkeypatch)
     monkeypatch.setattr(plane.objects, "has_bucket", None)
     code, message = await refusal(plane.create(OutputDataConfig={"S3OutputPath": f"s3://{bucket}/out"}))
     assert code == "ValidationException"
-    assert message.endswith("can not exist: that is no name of a bucket.")
+    assert message.endswith("can not exist: that is not a valid bucket name.")
 
 
 PROFILED = {"S3OutputPath": "s3://profiles/p"}

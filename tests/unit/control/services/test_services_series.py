@@ -217,7 +217,7 @@ async def test_get_metric_data_refuses_unsupported_queries_with_the_reason(servi
 async def test_get_metric_data_is_bounded(service):
     with pytest.raises(WireError, match="exceeds the limit"):
         await service.data(metric_query("a", "CPUUtilization", period=1), EndTime=START + timedelta(days=2))
-    with pytest.raises(WireError, match="once"):
+    with pytest.raises(WireError, match="must be unique"):
         await service.data(metric_query("a", "CPUUtilization"), metric_query("a", "DiskUtilization"))
     with pytest.raises(WireError, match="before EndTime"):
         await service.data(metric_query("a", "CPUUtilization"), EndTime=START)

@@ -158,7 +158,7 @@ def test_hints_are_accepted_only_with_autotune():
 def test_bounds_are_numbers_in_ascending_order(kind):
     assert "is not at most" in refusal_of(request_of(ranges_of(kind, "2", "1")))
     for pair in (("one", "2"), ("1", "")):
-        assert "are numbers" in refusal_of(request_of(ranges_of(kind, *pair)))
+        assert "must be numbers" in refusal_of(request_of(ranges_of(kind, *pair)))
 
 
 @pytest.mark.parametrize("scaling", ["Auto", "Linear", "Logarithmic"])
@@ -180,7 +180,7 @@ def test_the_difference_of_bounds_must_be_finite():
 
 
 def test_integer_bounds_are_integers_within_the_limit_of_the_search():
-    assert "are numbers" in refusal_of(request_of(ranges_of("Integer", "1.5", "2")))
+    assert "must be numbers" in refusal_of(request_of(ranges_of("Integer", "1.5", "2")))
     check(request_of(ranges_of("Integer", str(-MAX_INTEGER), str(MAX_INTEGER))))
     for pair in (("0", str(MAX_INTEGER + 1)), (str(-MAX_INTEGER - 1), "0")):
         assert f"at most {MAX_INTEGER}" in refusal_of(request_of(ranges_of("Integer", *pair)))

@@ -91,7 +91,7 @@ def test_a_changed_or_added_byte_is_detected(tmp_path):
     with pytest.raises(CommitError, match="does not match its checksum"):
         read_commit(str(tmp_path))
     path.write_bytes(whole + b"y")
-    with pytest.raises(CommitError, match="holds 101 bytes of 100"):
+    with pytest.raises(CommitError, match="holds 101 bytes, expected 100"):
         read_commit(str(tmp_path))
 
 
@@ -105,7 +105,7 @@ def test_a_false_length_allocates_no_memory(tmp_path):
     path = write_commit(tmp_path, b"x")
     whole = path.read_bytes()
     path.write_bytes(whole[:8] + (1 << 50).to_bytes(8, "little") + whole[16:])
-    with pytest.raises(CommitError, match=f"holds 1 bytes of {1 << 50}"):
+    with pytest.raises(CommitError, match=f"holds 1 bytes, expected {1 << 50}"):
         read_commit(str(tmp_path))
 
 

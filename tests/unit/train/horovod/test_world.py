@@ -142,9 +142,9 @@ def test_sets_of_unknown_ranks_are_refused(ranks):
 
 def test_an_unknown_set_is_named_and_the_global_set_is_kept():
     world.start()
-    with pytest.raises(ValueError, match="process set 7 is not there"):
+    with pytest.raises(ValueError, match="process set 7 does not exist"):
         world.ranks_of(7)
-    with pytest.raises(ValueError, match="process set 7 is not there"):
+    with pytest.raises(ValueError, match="process set 7 does not exist"):
         world.engine(7)
     assert (world.remove_set(7), world.remove_set(world.GLOBAL_SET)) == (False, False)
     assert world.set_ranks() == {world.GLOBAL_SET: [0]}

@@ -99,7 +99,9 @@ def test_scalars_and_surplus_positional_arguments_are_accepted():
 def test_an_argument_that_cannot_be_split_is_refused_by_name():
     error = raised(split_arguments, train, [None, {"ids": torch.zeros(5, 2)}], {}, 2)
     assert isinstance(error, ValueError)
-    assert "inputs['ids'] has 5 along axis 0 (shape (5, 2)), no multiple of 2 microbatches" in str(error)
+    assert "inputs['ids'] has length 5 along axis 0 (shape (5, 2)), which is not a multiple of 2 microbatches" in str(
+        error
+    )
     assert "no axis 3" in str(raised(split_arguments, train, [None, torch.zeros(4)], {}, 2, axes={"inputs": 3}))
 
     def narrow(inputs):

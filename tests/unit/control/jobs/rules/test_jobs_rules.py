@@ -82,9 +82,9 @@ REFUSALS = [
         request_with(hook=hook(CollectionConfigurations=[collection(save_steps="1,x")])),
         "has save_steps='1,x'; expected whole numbers with commas",
     ),
-    (request_with(rule("a"), rule("a")), "Rule configuration names must be unique; 'a' stands twice"),
+    (request_with(rule("a"), rule("a")), "Rule configuration names must be unique; 'a' occurs twice"),
     (request_with(rule(source_s3_uri="rules.py")), "Rule 'Loss': source_s3_uri must be s3://bucket/file.py"),
-    (request_with(rule(action_json="[{")), "Rule 'Loss': action_json is no JSON"),
+    (request_with(rule(action_json="[{")), "Rule 'Loss': action_json is not valid JSON"),
     (request_with(rule(action_json="[3]")), "Rule 'Loss': an action has no name"),
     (request_with(rule(action_json='{"name": "call"}')), "Rule 'Loss' has an action 'call'; expected stoptraining"),
     (

@@ -73,7 +73,7 @@ async def test_a_trace_arrives_in_pieces_and_a_repeated_piece_is_harmless(plane)
     await take(job, "algo-1", b"def", number=number, rank=0, offset=3, is_last=False)
     place = plane.profiles.place("job", number) / "rank-0.trace.json.gz"
     assert not place.exists(), "whole or not at all"
-    with pytest.raises(WireError, match="goes on at 6, and not at 9"):
+    with pytest.raises(WireError, match="has 6 bytes, so its next part cannot start at 9"):
         await take(job, "algo-1", b"x", number=number, rank=0, offset=9, is_last=True)
     await take(job, "algo-1", b"g", number=number, rank=0, offset=6, is_last=True)
     assert place.read_bytes() == b"abcdefg"

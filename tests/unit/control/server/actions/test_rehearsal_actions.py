@@ -115,7 +115,7 @@ async def test_a_job_that_is_no_rehearsal_gets_no_faults_and_has_no_records():
 async def test_a_wrong_token_injects_no_fault_and_reads_nothing():
     faults = FakeFaults()
     assert (await refused(faults, {"kind": "kill", "hosts": ["algo-1"]}, token="other")).http_status == 403
-    with pytest.raises(WireError, match="does not open"):
+    with pytest.raises(WireError, match="does not accept the token"):
         await people(faults).handle(request(PATH, token="other"))
 
 

@@ -75,6 +75,8 @@ async def test_a_job_whose_program_does_not_run_gets_no_dump_request(services):
     }
     other = FakeServices([replace(job, hosts=hosts)], (), None)
     other.dumps = services.dumps
-    with pytest.raises(WireError, match=r"no program of job-1 runs \(InProgress, Training\);.* dump job-1 --last"):
+    with pytest.raises(
+        WireError, match=r"no program of job-1 is running \(InProgress, Training\);.* dump job-1 --last"
+    ):
         await answer_to(other, "POST")
     assert await services.dumps.numbers("job-1") == []

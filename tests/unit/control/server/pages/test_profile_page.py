@@ -111,7 +111,7 @@ async def test_a_job_whose_program_does_not_run_is_not_profiled(services):
         for name, record in job.hosts.items()
     }
     services.hub.live_job = {"job-1": replace(job, hosts=idle)}.get
-    with pytest.raises(WireError, match=r"no program of job-1 runs .* profile job-1 --last"):
+    with pytest.raises(WireError, match=r"no program of job-1 is running .* profile job-1 --last"):
         await answer_to(services, "POST", body={"steps": 1})
 
 

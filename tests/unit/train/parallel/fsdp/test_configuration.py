@@ -78,9 +78,13 @@ def test_impossible_values_are_refused_by_name(given: dict[str, Any], words: str
     ("given", "size", "words"),
     [
         ({"tensor_parallel_degree": 3}, 8, "it must divide the 8 ranks"),
-        ({"hybrid_shard_degree": 16}, 8, "hybrid_shard_degree is 16; it must divide the 8 ranks"),
+        ({"hybrid_shard_degree": 16}, 8, "hybrid_shard_degree is 16; it must divide 8"),
         ({"hybrid_shard_degree": 3}, 8, "hybrid_shard_degree is 3"),
-        ({"hybrid_shard_degree": 8, "tensor_parallel_degree": 2}, 8, "it must divide the 4 ranks"),
+        (
+            {"hybrid_shard_degree": 8, "tensor_parallel_degree": 2},
+            8,
+            "it must divide 4, the number of all 8 ranks divided by tensor_parallel_degree 2",
+        ),
         ({"context_parallel_degree": 3}, 8, "context_parallel_degree is 3"),
         ({"expert_parallel_degree": 3}, 8, "expert_parallel_degree is 3"),
     ],

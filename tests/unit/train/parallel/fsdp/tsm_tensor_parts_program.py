@@ -96,7 +96,7 @@ def test_attention_refuses_invalid_arguments():
     refused(lambda: FlashSelfAttention()(torch.randn(3, 2, 3, 4, 8)), ValueError, "say it in the layout")
     refused(lambda: FlashSelfAttention()(three, attn_mask=torch.zeros(1)), ValueError, "triton_flash_attention=True")
     odd = heads(2, count=3)
-    refused(lambda: FlashGroupedQueryAttention()(three[0], odd, layout="b h s d"), ValueError, "no multiple of 3")
+    refused(lambda: FlashGroupedQueryAttention()(three[0], odd, layout="b h s d"), ValueError, "not a multiple of 3")
 
 
 def test_llama_attention_with_its_own_positions_and_those_of_the_model():
