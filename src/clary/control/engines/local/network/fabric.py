@@ -170,7 +170,7 @@ async def _serve(
 ) -> None:
     import asyncio
 
-    # imported late: the import takes 14 ms, and only a process that serves a network needs it
+    # imported late: saves 14 ms in processes that serve no network
     from clary.control.engines.local.network import relay as relays
 
     tasks = [
