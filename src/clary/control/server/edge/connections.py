@@ -52,7 +52,9 @@ class GuardedServer(web.Server):
             _log.warning("%s (one such line in %g s is logged)", text, LOG_EVERY_S)
 
     async def abort_remaining(self, transports: Sequence[asyncio.Transport]) -> None:
-        """Wait `CLOSE_S` until all connections are closed, then abort the remaining ones.
+        """Wait `CLOSE_S` until all connections are closed, then abort the remaining ones without unsent bytes.
+
+        An answer that a slow client still reads is sent on until the process ends.
 
         Args:
             transports: of the connections that were open before the server was shut down.
@@ -61,7 +63,8 @@ class GuardedServer(web.Server):
         while len(self.table) and self._loop.time() < deadline_s:  # noqa: ASYNC110 - the table has no event
             await asyncio.sleep(0.01)
         for transport in transports:
-            transport.abort()
+            if transport.get_write_buffer_size() == 0:
+                transport.abort()
         await asyncio.sleep(0)  # an aborted transport closes its socket in the loop's next turn
 
 
