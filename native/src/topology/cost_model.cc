@@ -10,8 +10,8 @@ namespace clary {
 namespace {
 
 // Fitted by benchmarks/collectives/fit_cost_model.py to what `select` measured on two cores of a Zen 3
-// (docs/numbers/smddp.md): the least regret of the choices, in the middle of what is equally good. Only the order of
-// costs matters.
+// (docs/numbers/smddp.md): of what is about equally good, constants by which four ranks of a host take two phases from
+// 58 KiB on. Only the order of costs matters.
 constexpr double kHostBytesPerSecond = 7e9;     // one rank copying its own buffer or reading another rank's
 constexpr double kStepSecondsPerRank = 3.2e-6;  // all ranks of a host reaching one step
 constexpr double kMessageSeconds = 3.3e-6;      // beside the time of its hop

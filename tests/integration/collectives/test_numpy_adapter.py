@@ -37,7 +37,8 @@ def test_unsuitable_arrays_are_refused_with_the_remedy(port):
         "strided": "ValueError: array of shape (4, 2) is strided or unaligned memory (strides (32, 16)): pass "
         "np.ascontiguousarray(array)",
         "fortran": "ValueError: array of shape (4, 4) is strided",
-        "unsigned": "TypeError: array has elements of type uint32, which collectives do not support: convert it to",
+        "unsigned": "TypeError: array has elements of type uint32, which collectives do not support: "
+        "convert it to one of",
         "big endian": "TypeError: array has elements of type >f4",
         "complex": "TypeError: array has elements of type complex64",
         "read only": "ValueError: buffer is read-only",

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import os
 from datetime import timedelta
 
 import torch
@@ -29,7 +28,7 @@ from torch import nn
 
 from clary.train.parallel.sharded import state
 from clary.train.parallel.sharded.build import shard_model
-from clary.train.parallel.sharded.groups import backend_of_group, make_sharding_groups
+from clary.train.parallel.sharded.groups import make_sharding_groups
 from clary.train.parallel.sharded.optimizer import ShardedOptimizer
 
 _SHORT_S = 2.0  # timeout of a collective that is meant to fail
@@ -210,20 +209,3 @@ def test_degrees_that_do_not_divide_are_refused(rank, size):
     except ValueError as error:
         failure = str(error)
     assert f"is {size + 1}; it must divide the {size} ranks" in failure, failure
-
-
-def test_a_backend_is_smddp_only_where_all_ranks_of_a_host_can_share_memory(rank, size):
-    able, unable, elsewhere = ("host-1", True), ("host-1", False), ("host-2", True)
-    assert backend_of_group("gloo", [able, able]) == "smddp"
-    assert backend_of_group("gloo", [able, unable]) == "gloo"
-    assert backend_of_group("gloo", [able, elsewhere]) == "gloo"
-    assert backend_of_group("gloo", [able]) == "gloo"
-    assert backend_of_group("nccl", [able, able]) == "nccl"
-
-
-def test_groups_of_one_host_share_memory_and_groups_across_hosts_keep_gloo(rank, size):
-    shared = "smddp" if os.environ["CLARY_COLLECTIVE_CORE"] == "native" else "gloo"
-    together = groups_of(rank, size)
-    apart = groups_of(rank, size, host=f"host-{rank}")
-    assert dist.get_backend(together.sharding) == shared
-    assert dist.get_backend(together.replicas) == dist.get_backend(apart.sharding) == "gloo"

@@ -9,6 +9,7 @@ import pytest
 from torch_ranks import assert_passed, names
 
 TRAINING = Path(__file__).with_name("sharded_data_parallel_program.py")
+GROUPS = Path(__file__).with_name("sharded_groups_program.py")
 EDGES = Path(__file__).with_name("sharded_edges_program.py")
 STATES = Path(__file__).with_name("sharded_states_program.py")
 NEED_FOUR = {"test_with_two_hosts_parameters_are_gathered_in_two_stages"}
@@ -30,8 +31,13 @@ def test_sharded(program: Path, name: str, size: int, core: str) -> None:
     assert_passed(program, name, size, CLARY_TEST_BACKEND="gloo", CLARY_COLLECTIVE_CORE=core)
 
 
-@pytest.mark.long(11)
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("name", [name for name in names(TRAINING) if name not in NEED_FOUR])
 def test_sharded_over_smddp(name: str) -> None:
     assert_passed(TRAINING, name, 2, CLARY_TEST_BACKEND="smddp")
+
+
+@pytest.mark.parametrize("core", ["native", "reference"])
+@pytest.mark.parametrize("name", names(GROUPS))
+def test_groups(name: str, core: str) -> None:
+    assert_passed(GROUPS, name, 2, CLARY_TEST_BACKEND="gloo", CLARY_COLLECTIVE_CORE=core)

@@ -57,7 +57,7 @@ def test_any_text_is_a_query_or_is_refused_with_an_offset(text):
         ("stats count(*) by bin(0m)", "0m", "a period"),
         ("stats count(*) by bin(5 months)", "5 months", "a period"),
         ("stats count(*) by bin(99999999w)", "99999999w", "a period"),
-        ("stats count(*) | sort n", "n", r"are count\(\*\)"),
+        ("stats count(*) | sort n", "n", r"the columns after 'stats' are count\(\*\)"),
         ("stats count(*) | fields @message", "fields @message", "choose columns with 'display'"),
         ("stats count(*) | stats count(*)", "stats count(*)", "one 'stats'"),
         ("stats count(*), count(*)", "stats count(*), count(*)", "the same name"),

@@ -130,7 +130,7 @@ def test_a_buffer_beyond_the_lock_limit_is_refused_with_the_limit(locking, monke
         loaded_handle().new_cpu_locked_tensor(1025, Example())
     words = str(raised.value)
     assert words.startswith("DeepSpeed on algo-1: offload to nvme locks 4,100 bytes of buffers in memory; a process of")
-    assert "may lock 8,192 bytes" in words
+    assert "may lock 8,192 bytes, and 4,096 bytes are locked already" in words
     assert "`ulimit -l` is unlimited" in words
 
 

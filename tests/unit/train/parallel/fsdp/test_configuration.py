@@ -78,7 +78,7 @@ def test_impossible_values_are_refused_by_name(given: dict[str, Any], words: str
     ("given", "size", "words"),
     [
         ({"tensor_parallel_degree": 3}, 8, "it must divide the 8 ranks"),
-        ({"hybrid_shard_degree": 16}, 8, "hybrid_shard_degree is 16; it must divide 8"),
+        ({"hybrid_shard_degree": 16}, 8, "hybrid_shard_degree is 16; it must divide 8, the number of all 8 ranks"),
         ({"hybrid_shard_degree": 3}, 8, "hybrid_shard_degree is 3"),
         (
             {"hybrid_shard_degree": 8, "tensor_parallel_degree": 2},
