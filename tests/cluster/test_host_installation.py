@@ -117,7 +117,9 @@ class Lab:
             self.image,
             source / "requirements.txt",
             self.caches,
-            world=InstallationWorld(sandbox=sandbox, watch_memory=watch_memory, proxies={}, is_offline=index is None),
+            make_world=lambda: InstallationWorld(
+                sandbox=sandbox, watch_memory=watch_memory, proxies={}, is_offline=index is None
+            ),
             machine=machine,
             **options,
         )
@@ -367,8 +369,8 @@ import sys
 sys.path[:0] = {paths!r}
 import os, pickle
 from clary.agent.environments.requirements import prepare_environment
-arguments, options = pickle.loads(bytes.fromhex({pickled!r}))
-prepare_environment(*arguments, **options)
+arguments, world, options = pickle.loads(bytes.fromhex({pickled!r}))
+prepare_environment(*arguments, make_world=lambda: world, **options)
 """
 
 
@@ -391,7 +393,7 @@ return {}
     world = InstallationWorld(sandbox=sandbox, watch_memory=watch_memory, proxies={}, is_offline=True)
     machine = {"PATH": os.environ["PATH"], "HOME": str(lab.home), "PIP_NO_INDEX": "1"}
     arguments = (lab.image, source / "requirements.txt", lab.caches)
-    pickled = pickle.dumps((arguments, {"world": world, "machine": machine})).hex()
+    pickled = pickle.dumps((arguments, world, {"machine": machine})).hex()
     child = subprocess.Popen([sys.executable, "-c", CHILD.format(paths=sys.path, pickled=pickled)])
     try:
         eventually(lambda: _has_begun(lab.caches))

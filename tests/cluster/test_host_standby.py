@@ -207,10 +207,10 @@ def test_ranks_that_were_forked_ahead_run_the_program(world):
     sandbox = world.sandbox()
     standby, zygote, ahead = zygote_and_ranks(world, sandbox, ahead=2)
     assert {read_entry(pid).parent for pid in ahead} == {read_entry(zygote).parent}, "ranks need not wait for its end"
-    ranks = [world.rank(sandbox, f"{IS_FORKED}print({rank})", rank=rank) for rank in range(2)]
+    ranks = [world.rank(sandbox, f"{IS_FORKED}import os; print({rank}, os.nice(0))", rank=rank) for rank in range(2)]
     program, listener = world.start_in(standby, *ranks)
     finished(program, listener)
-    assert [listener.text(rank) for rank in range(2)] == ["forked\n0\n", "forked\n1\n"]
+    assert [listener.text(rank) for rank in range(2)] == ["forked\n0 0\n", "forked\n1 0\n"]
     assert sorted(end.pid for end in program.exits()) == sorted(ahead)
 
 

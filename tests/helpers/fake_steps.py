@@ -137,6 +137,7 @@ class FakeSteps:
         self.records: tuple[Clue, ...] = ()
         self.announced: list[tuple[str, float, list[int]]] = []  # reason, grace, signals sent before
         self.is_closed = False
+        self.has_planned = threading.Event()
         self.given_up = threading.Event()
         self.on_step: Callable[[str], None] = lambda name: None
         self._num_processes = num_processes
@@ -164,6 +165,9 @@ class FakeSteps:
 
     def use_interface(self, name: str) -> None:
         self.done.append(f"interface {name}")
+
+    def plan_program(self) -> None:
+        self.has_planned.set()
 
     def start_program(self, log: OutputLog) -> FakeProgram:
         self._step("start")

@@ -27,7 +27,7 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,7 +81,7 @@ def prepare_environment(
     requirements_file: Path | None,
     cache_folder: Path,
     *,
-    world: InstallationWorld,
+    make_world: Callable[[], InstallationWorld],
     package_folder: Path | None = None,
     machine: Mapping[str, str] | None = None,
     stop: threading.Event | None = None,
@@ -93,7 +93,7 @@ def prepare_environment(
 
     Args:
         requirements_file: a file in the job's source folder.
-        world: the host in which uv and its builds run.
+        make_world: returns the host in which uv and its builds run; called only if there is something to install.
         package_folder: the source folder, if it has a setup.py that must be installed too.
         machine: environment variables of the agent, for PATH, HOME and package sources; None: those of this process.
         stop: aborts an installation when set.
@@ -115,7 +115,7 @@ def prepare_environment(
         source=source,
         asked=None if requirements_file is None else read_requirements(source, requirements_file.name),
         is_package=package_folder is not None,
-        world=world,
+        world=make_world(),
         cache_folder=cache_folder,
         machine=os.environ if machine is None else machine,
         stop=stop or threading.Event(),

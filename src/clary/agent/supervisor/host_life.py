@@ -209,6 +209,8 @@ class HostLife:
         self._board.enter(HostPhase.PREPARED)
         if self._is_run_ordered:
             self._run_program()
+        else:
+            self._steps.plan_program()  # while the service waits for the other hosts
 
     def _run_program(self) -> None:
         started_s = time.monotonic()

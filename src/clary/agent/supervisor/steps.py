@@ -212,6 +212,9 @@ class Steps(Protocol):
         Raises: OSError if the program's configuration cannot be written.
         """
 
+    def plan_program(self) -> None:
+        """Do the part of `start_program` that needs no order to run; raise nothing. A call may be left out."""
+
     def start_program(self, log: OutputLog) -> RunningProgram:
         """Start every process of this host, its output going to `log`."""
 

@@ -9,11 +9,12 @@ service's home is the parent of `jobs` in work_folder; programs do not see it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clary.agent.artifacts import upload_results
@@ -73,6 +74,15 @@ _TAGGED_KINDS = (DistributionKind.PYTORCHDDP_OR_SMDDP, DistributionKind.MPI, Dis
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "no_proxy")
 
 
+@dataclass(frozen=True, kw_only=True)
+class _PlannedProgram:
+    """The program of one host, before its start."""
+
+    context: LaunchContext
+    processes: tuple[ProcessSpec, ...]
+    sandbox: Sandbox
+
+
 class HostSteps:
     """The work on one host; see `steps.Steps` for its methods.
 
@@ -102,6 +112,7 @@ class HostSteps:
         self._code: CodeFacts | None = None
         self._environment: PreparedEnvironment | None = None
         self._compiled = CompiledCode(plan, self._tree)
+        self._planned: _PlannedProgram | None = None  # by `plan_program`, for `start_program`
         self._program: HostProgram | None = None  # set once it runs
         self._checkpoints: HostCheckpoints | None = None
         self._context: LaunchContext | None = None  # of the program, set once it runs
@@ -200,7 +211,7 @@ class HostSteps:
             self._plan.environment,
             self._code.requirements_file,
             Path(self._plan.cache_folder),
-            world=self._installation_world(),
+            make_world=self._installation_world,
             package_folder=self._code.package_folder,
             stop=self._stopping,
         )
@@ -210,7 +221,13 @@ class HostSteps:
     def use_interface(self, name: str) -> None:
         """Name another interface in the program's configuration and variables."""
         self._plan = replace(self._plan, network=replace(self._plan.network, interface=name))
+        self._planned = None
         write_tree(self._plan, self._host, self._tree)
+
+    def plan_program(self) -> None:
+        """Plan the program while the host waits for its order to run; `start_program` reports any error."""
+        with contextlib.suppress(Exception):  # boundary: `start_program` plans again and raises
+            self._planned = self._plan_of_program()
 
     def start_program(self, log: OutputLog) -> HostProgram:
         """Start every process of this host, its output going to `log`.
@@ -218,6 +235,30 @@ class HostSteps:
         Raises: AgentError, fault USER for a command that its host cannot see; also the errors of the launcher,
         `PipeFeeder.start` and `Program.start`.
         """
+        planned = self._planned or self._plan_of_program()
+        self._context = planned.context
+        for index, process in enumerate(planned.processes):
+            log.open(index, rank=process.rank, prefix=_prefix(planned.context, process))
+        feeders = self._start_feeders()
+        try:
+            if self._standby is None:
+                program = Program.start(planned.processes, planned.sandbox, on_output=log.on_output)
+            else:
+                program = self._standby.start(self._plan, planned.sandbox, planned.processes, on_output=log.on_output)
+        except BaseException:
+            for feeder in feeders:
+                feeder.stop()
+            raise
+        self._program = HostProgram(
+            program,
+            planned.sandbox,
+            num_processes=len(planned.processes),
+            places=self._disk_places(),
+            feeders=feeders,
+        )
+        return self._program
+
+    def _plan_of_program(self) -> _PlannedProgram:
         assert self._code is not None
         assert self._environment is not None
         inside = inside_tree(self._plan, self._tree)
@@ -242,33 +283,13 @@ class HostSteps:
             ask=self._ask,
         )
         launcher = select(context)
-        processes = launcher.build(context)
+        processes = tuple(launcher.build(context))
         self._note(launcher.notes(context))
-        self._context = context
-        for index, process in enumerate(processes):
-            log.open(index, rank=process.rank, prefix=_prefix(context, process))
         ssh = self._ssh(variables.get("HOME")) if launcher.uses_ssh else ()
         sandbox = self._sandbox((*self._binds(self._environment), *ssh))
         if sandbox.isolation is Isolation.NAMESPACES and (reason := why_not_visible(processes, sandbox)):
             raise AgentError(reason, fault=Fault.USER)
-        feeders = self._start_feeders()
-        try:
-            if self._standby is None:
-                program = Program.start(processes, sandbox, on_output=log.on_output)
-            else:
-                program = self._standby.start(self._plan, sandbox, processes, on_output=log.on_output)
-        except BaseException:
-            for feeder in feeders:
-                feeder.stop()
-            raise
-        self._program = HostProgram(
-            program,
-            sandbox,
-            num_processes=len(processes),
-            places=self._disk_places(),
-            feeders=feeders,
-        )
-        return self._program
+        return _PlannedProgram(context=context, processes=processes, sandbox=sandbox)
 
     def _ask(self, process: ProcessSpec) -> str:
         """Return the output of a program, which may be a file of the job.

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import array
 import builtins
+import contextlib
 import gc
 import importlib
 import importlib.machinery
@@ -42,6 +43,8 @@ _MAX_MESSAGE_BYTES = 65536
 _MAX_DESCRIPTORS = 253  # SCM_MAX_FD
 _MAX_WORDS_BYTES = 65536  # limit of the output of imports; a pipe holds no more
 _GO = b"g"
+# The kernel takes 10 ms of processor time to free an interpreter with torch, while its ranks begin. They come first.
+_LAST_NICENESS = 10
 _ABANDONED_EXIT_CODE = 70  # no process reads this exit code
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -51,6 +54,7 @@ _NUM_MAP_WORDS = 13  # struct prctl_mm_map: eleven addresses, the auxiliary vect
 _BREAK_WORD = 5
 _NO_FILE = 0xFFFFFFFF  # -1
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
+_LOADED: set[str] = set()  # names of the packages and modules that the zygote has imported
 _KEPT: list[object] = []  # keeps alive the memory that /proc shows as command line and environment
 _HAS_FOLDER_ON_PATH = not getattr(sys.flags, "safe_path", False)
 _ENTRY_POINT_GROUP = "torch.backends"
@@ -68,6 +72,8 @@ _LIBRARY_MODULES = (
 # The first optimizer of a program imports this module, which takes as long as torch itself (torch 2.13).
 _LATER = ("torch._dynamo",)
 _PATIENCE_S = 2.0  # pause before the import: a job that follows at once needs the processors
+# Modules beside the rank shim that it imports in every rank.
+_SHIM_MODULES = ("clary_imports", "clary_jax", "clary_numpy", "clary_keras")
 _LIBRARY_ENDING = "/.clary/python"
 _LIBRARY_FIRST_VERSION = (3, 10)
 # Variables that the imported modules have already read. A program that sets one of them names it in its code.
@@ -107,6 +113,8 @@ def become_rank() -> _Program:
     reason = _import(("atexit", "runpy", *names))  # also the late imports of the rank shim
     if not reason:
         _import_library(late_folder)
+        sys.path.insert(0, os.path.dirname(shim))
+        _import(_SHIM_MODULES)
         reason = _why_unfit(own_descriptors)
     sys.path[:] = path
     if reason:
@@ -119,13 +127,15 @@ def become_rank() -> _Program:
     reason = _import_later(keeper, own_descriptors, late_folder)
     words += _take_words(output)
     _forget_folders()  # once, since each rank would free the same thousands of names
+    _LOADED.update(name.partition(".")[0] for name in sys.modules)  # once, since it takes each rank 1 ms
     ahead: list[tuple[int, socket.socket]] = []
     if not reason and not select.select([keeper], [], [], 0)[0]:
         ahead, own = _fork_ahead(num_ahead)
         if own is not None:
             keeper.close()
             os.close(output)
-            _touch(late_folder)
+            with contextlib.suppress(Exception):  # boundary: modules and packages of any kind
+                _touch(late_folder)
             place, order, descriptors = _receive(own)
             own.close()
             return _rank(order, place["place"], descriptors, late_folder, words, _Program(code, shim))
@@ -152,14 +162,16 @@ def become_rank() -> _Program:
             rights = [whole, gate, agent, write_end]
             return _rank(order, number, rights, late_folder, words, _Program(code, shim))
         pids.append(pid)
+    if not is_parent:
+        os.nice(_LAST_NICENESS)
     keeper.send(json.dumps({"kind": "forked", "pids": pids, "is_parent": is_parent}).encode())
     os._exit(0)
 
 
 def _touch(late_folder: str) -> None:
-    """Write early to pages that every rank writes to, so that the kernel copies them while no order waits.
+    """Rehearse the first steps of a rank, without effect, so that the kernel maps and copies their pages now.
 
-    Most of these pages hold reference counts.
+    Most of the copied pages hold reference counts; the mapped pages hold code. The rank repeats all these steps.
     """
     variables = dict(os.environ)
     os.environ.clear()
@@ -172,6 +184,17 @@ def _touch(late_folder: str) -> None:
     import importlib.metadata
 
     list(importlib.metadata.distributions(path=[late_folder]))
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        list(importlib.metadata.distribution("torch").entry_points)
+    _late_site()
+    _other_library()
+    _too_late(late_folder)
+    _renew_modules()
+    for name in ("clary", "smdistributed"):  # `clary_autoload` looks for both
+        with contextlib.suppress(ImportError, ValueError):
+            importlib.util.find_spec(name)
+    _forget_folders()
+    show_start(list(getattr(sys, "orig_argv", sys.argv)), variables)
 
 
 def _fork_ahead(num_ahead: int) -> tuple[list[tuple[int, socket.socket]], socket.socket | None]:
@@ -533,8 +556,7 @@ def show_start(argv: list[str], environment: dict[str, str]) -> None:
 def _shadow(argv: list[str], late_folder: str) -> str:
     """Return a file of the program that a new interpreter would have imported in place of a loaded module."""
     before = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path]
-    names = {name.partition(".")[0] for name in sys.modules}
-    names |= {"sitecustomize", "usercustomize"}
+    names = _LOADED | {"sitecustomize", "usercustomize"}
     for folder in ([_script_folder(argv)] if _HAS_FOLDER_ON_PATH else []) + before:
         try:
             entries = os.listdir(folder)

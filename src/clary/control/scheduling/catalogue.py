@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any
 
@@ -33,6 +33,7 @@ GENERIC_NETWORK_MBIT_S = 10_000
 
 CPUS_PER_XLARGE = 4
 NEARNESS = 0.85  # cutoff of difflib: one or two different letters
+_MAX_CACHED_NAMES = 256
 MAX_COUNT_IN_NAME = 1024  # a larger number in a name does not count as a number of GPUs or of xlarges
 
 _GPUS_IN_NAME = re.compile(r"(?<![0-9])([0-9]{1,4})[-_x]?gpus?(?![a-z])", re.IGNORECASE)
@@ -112,8 +113,12 @@ def _from_name(name: str, machine: Machine) -> InstanceShape:
     return _unknown(name)
 
 
+@lru_cache(maxsize=_MAX_CACHED_NAMES)
 def _unknown(name: str) -> InstanceShape:
-    """Parse an unknown name: a number of GPUs, a size in xlarges, or nothing."""
+    """Parse an unknown name: a number of GPUs, a size in xlarges, or nothing.
+
+    Cached, because the search for a similar name takes 4 ms, and each look at a waiting job asks for its type.
+    """
     gpus_match, size_match = _GPUS_IN_NAME.search(name), _SIZE_IN_NAME.search(name)
     num_gpus = int(gpus_match.group(1)) if gpus_match else 0
     num_cpus = GENERIC_CPUS

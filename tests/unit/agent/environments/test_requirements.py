@@ -93,9 +93,13 @@ def prepare(environment: Environment, folder: Path, text: str, wheels: Path, **o
     code.mkdir(exist_ok=True)
     (code / "requirements.txt").write_text(text)
     machine = {"PATH": os.environ["PATH"], "HOME": str(folder), "PIP_FIND_LINKS": str(wheels), "PIP_NO_INDEX": "1"}
-    world = plain_world(folder)
     return prepare_environment(
-        environment, code / "requirements.txt", folder / "cache", world=world, machine=machine, **options
+        environment,
+        code / "requirements.txt",
+        folder / "cache",
+        make_world=lambda: plain_world(folder),
+        machine=machine,
+        **options,
     )
 
 
@@ -118,7 +122,7 @@ def evaluate(prepared: PreparedEnvironment, expression: str) -> str:
 
 
 def test_without_requirements_the_environment_is_taken_as_it_is(original: Environment, tmp_path: Path) -> None:
-    prepared = prepare_environment(original, None, tmp_path, world=plain_world(tmp_path))
+    prepared = prepare_environment(original, None, tmp_path, make_world=lambda: plain_world(tmp_path))
     assert prepared.python == original.python
     assert prepared.was_cached
     assert not list(tmp_path.iterdir())
@@ -279,7 +283,7 @@ def test_base_interpreter_can_be_cloned_too(tmp_path: Path, wheels: Path) -> Non
 def test_missing_interpreter_is_named(tmp_path: Path) -> None:
     environment = Environment(name="x", python=str(tmp_path / "bin" / "python"), image="x")
     with pytest.raises(AgentError, match=r"bin/python cannot be used: there is no such file") as caught:
-        prepare_environment(environment, None, tmp_path, world=plain_world(tmp_path))
+        prepare_environment(environment, None, tmp_path, make_world=lambda: plain_world(tmp_path))
     assert f"on {socket.gethostname()}. Correct [environments]" in caught.value.message
 
 

@@ -70,6 +70,15 @@ def test_parts_of_the_preparation_overlap_and_code_waits_for_its_channel(service
     host.program.end(0)
 
 
+def test_a_prepared_host_plans_its_program_while_it_waits_for_the_order_to_run(service: FakeService, host_of) -> None:
+    steps = FakeSteps()
+    host_of(steps)
+    service.wait_for_phase(HostPhase.PREPARED)
+    assert steps.has_planned.wait(5.0)
+    assert "start" not in steps.done
+    service.end_attempt()
+
+
 @pytest.mark.parametrize("part", ["tree", "code", "channel:data", "environment", "start"])
 def test_an_error_in_any_step_is_reported_with_its_fault(service: FakeService, host_of, part: str) -> None:
     service.order_at(HostPhase.PREPARED, OrderKind.RUN)

@@ -19,7 +19,7 @@ from clary.agent.small_files import read_start
 from clary.agent.supervisor import wiring
 from clary.agent.supervisor.steps import Steps
 from clary.agent.supervisor.wiring import HostSteps, hidden_folder, service_home
-from clary.base.errors import ClaryError
+from clary.base.errors import AgentError, ClaryError
 from clary.contract.launch_plan import Channel, Isolation, LaunchPlan
 from clary.testing.launch_plans import make_hosts, make_plan
 
@@ -219,6 +219,48 @@ def test_ranks_are_marked_as_their_originals_do(steps_of, hyperparameters: dict[
         program.close()
         program.close()
     assert program.wait_for_exits(0.0) == []
+
+
+def prepared_steps(steps_of, script: str) -> HostSteps:
+    steps = steps_of(hyperparameters={"sagemaker_program": "train.py"})
+    steps.build_tree()
+    steps._tree.code.mkdir(exist_ok=True)
+    (steps._tree.code / "train.py").write_text(script)
+    steps.fetch_code()
+    steps.prepare_environment()
+    return steps
+
+
+def test_a_program_is_started_as_it_was_planned(steps_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = prepared_steps(steps_of, "import os; print('port', os.environ['MASTER_PORT'])")
+    steps.plan_program()
+    monkeypatch.setattr(steps, "_plan_of_program", lambda: pytest.fail("planned again"))
+    log = FakeLog()
+    program = steps.start_program(log)
+    try:
+        assert [end.exit_code for end in program.wait_for_exits(20.0)] == [0]
+        assert b"port " in b"".join(log.data)
+    finally:
+        program.close()
+
+
+def test_another_interface_discards_the_plan_of_the_program(steps_of) -> None:
+    steps = prepared_steps(steps_of, "")
+    steps.plan_program()
+    assert steps._planned is not None
+    steps.use_interface("eth7")
+    assert steps._planned is None
+
+
+def test_an_error_of_the_plan_is_raised_by_the_start(steps_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_options: object) -> None:
+        raise AgentError("no launcher fits")
+
+    steps = prepared_steps(steps_of, "")
+    monkeypatch.setattr(wiring, "make_context", refuse)
+    steps.plan_program()
+    with pytest.raises(AgentError, match="no launcher fits"):
+        steps.start_program(FakeLog())
 
 
 @pytest.mark.parametrize(("secrets", "mode"), [(None, b"offline"), (b"WANDB_API_KEY=mine\n", b"none")])
