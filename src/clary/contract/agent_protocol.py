@@ -77,6 +77,8 @@ class OrderKind(StrEnum):
     RELEASE = "release"  # leave the attempt; the host's work is done
 
 
+PREPARE_NUMBER = 1  # number of the order to prepare, a host's first order in every attempt
+
 # Argument of RELEASE: whether the host serves no other attempt, so that its agent ends instead of requesting one.
 IS_LAST = "is_last"
 

@@ -219,6 +219,7 @@ class LaunchPlan:
     network_isolation: bool = False  # EnableNetworkIsolation
     shows_whole_machine: bool = False  # whether programs see every folder of the machine
     visible_folders: tuple[str, ...] = ()  # further folders of the machine that programs see
+    prepare_order: int = 0  # number of the order to prepare, which agents get with the plan: they wait for later ones
     warnings: tuple[str, ...] = ()  # shown in the first log lines of algo-1 and by `clary describe`
 
     def host(self, name: str) -> HostPlan:

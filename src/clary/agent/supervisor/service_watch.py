@@ -157,6 +157,10 @@ class OrderWatch(Worker):
             self._service.wake_orders()
         self._missed_number = number
 
+    def begin_after(self, number: int) -> None:
+        """Wait only for orders after `number`; call it before `start`."""
+        self._last_number = number
+
     def _round(self) -> float | None:
         try:
             order = self._service.next_order(self._last_number, wait_s=self._wait_s)

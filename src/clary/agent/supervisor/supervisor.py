@@ -123,6 +123,8 @@ class Supervisor:
             plan = self._fetch_assignment()
             if plan is not None:
                 self._life = self._begin_life(plan)
+                self._board.take_up(plan.prepare_order)
+                self._orders.begin_after(plan.prepare_order)
                 self._orders.start()
                 self._life.start()
                 self._work_through_mailbox(self._life)

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from clary.base.errors import Fault
-from clary.contract.agent_protocol import HostFacts, HostPhase, Order, OrderKind
+from clary.contract.agent_protocol import PREPARE_NUMBER, HostFacts, HostPhase, Order, OrderKind
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs import attempts, events, health, host_orders, notices, warm_pools
 from clary.control.jobs.first_cause import find_first_cause
@@ -69,7 +69,7 @@ def _hosts_asked(job: TrainingJob, event: events.HostsAsked, now: datetime) -> T
     if job.status is not TrainingJobStatus.IN_PROGRESS or job.hosts:
         return job
     facts = HostFacts(phase=HostPhase.LAUNCHING, phase_started_at=now)
-    prepare = Order(number=1, kind=OrderKind.PREPARE)
+    prepare = Order(number=PREPARE_NUMBER, kind=OrderKind.PREPARE)
     job = replace(
         job,
         attempt=job.attempt + 1,

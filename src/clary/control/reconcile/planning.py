@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from clary.contract.agent_protocol import PREPARE_NUMBER
 from clary.contract.health import HealthAction
 from clary.contract.launch_plan import (
     AnsiCodes,
@@ -157,6 +158,7 @@ def build_plan(
         network_isolation=request.has_network_isolation,
         shows_whole_machine=settings.machine_view == "whole",
         visible_folders=tuple(folder for folder in settings.visible_folders.split(":") if folder),
+        prepare_order=PREPARE_NUMBER,
         warnings=(*job.warnings, *job.emulation),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,18 @@ def test_a_prepared_host_plans_its_program_while_it_waits_for_the_order_to_run(s
     service.wait_for_phase(HostPhase.PREPARED)
     assert steps.has_planned.wait(5.0)
     assert "start" not in steps.done
+    service.end_attempt()
+
+
+def test_an_agent_does_not_ask_for_the_order_that_its_plan_carries_out(service: FakeService, host_of) -> None:
+    service.plan = replace(service.plan, prepare_order=service.order(OrderKind.RUN))
+    steps = FakeSteps()
+    host_of(steps)
+    service.wait_for_phase(HostPhase.PREPARED)
+    assert steps.has_planned.wait(5.0)
+    assert "start" not in steps.done, "the agent has received the first order"
+    service.order(OrderKind.STOP)
+    service.wait_for_phase(HostPhase.EXITED)
     service.end_attempt()
 
 
