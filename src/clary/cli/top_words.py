@@ -39,8 +39,8 @@ def job_row(facts: Mapping[str, Any], series: Mapping[str, Any]) -> JobRow:
     """Return the row of a job.
 
     Args:
-        facts: the service's page of the job.
-        series: the service's page of the job's SERIES; an empty mapping if it was not read.
+        facts: the service's answer about the job.
+        series: the service's answer about the job's SERIES; an empty mapping if it was not read.
     """
     latest = latest_of(series)
     hosts = {host["name"]: latest.get(host["name"], {}) for host in facts["hosts"]}

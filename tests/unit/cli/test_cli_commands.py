@@ -100,7 +100,7 @@ def test_a_damaged_record_is_an_error_and_does_not_mean_no_service(home, capsys)
     folder = left_record(home, process=ProcessId.of(os.getpid()))
     folder.service_record_path.write_text("{")
     assert main(["jobs"]) == 1
-    assert "127.0.0.1:9 does not answer" in capsys.readouterr().err  # according to the copy of the record
+    assert "127.0.0.1:9 does not answer" in capsys.readouterr().err  # the copy of the damaged record names this port
     folder.service_record_copy_path.write_text("")
     assert main(["jobs"]) == 2
     assert "service.json does not name a service" in capsys.readouterr().err
@@ -194,7 +194,7 @@ def test_a_closed_pipe_ends_the_command_without_a_traceback(home):
 
 
 class FakeConnection(Connection):
-    """Returns a list of pages or call results in order, and records the requests."""
+    """Answers each request with the next of the given answers, and records the requests."""
 
     def __init__(self, answers):
         self.__dict__.update(answers=list(answers), asked=[])
@@ -261,7 +261,7 @@ def test_follow_continues_until_the_job_has_ended_and_every_line_is_printed(home
 
 @pytest.fixture
 def two_hours_east(monkeypatch):
-    """Set this machine's time zone to UTC+2; in POSIX, offsets count to the west."""
+    """Set the time zone of this process to UTC+2; in POSIX, offsets count to the west."""
     monkeypatch.setenv("TZ", "EAST-2")
     time.tzset()
     yield

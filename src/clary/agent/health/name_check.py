@@ -1,6 +1,6 @@
 """Check that every host's name resolves to its address with the job's /etc/hosts.
 
-Where: `network_program` starts it first, since it forks, and collects the result after the other measurements.
+Where: `network_measuring` starts it before its event loop and threads, since it forks, and collects the result last.
 """
 
 from __future__ import annotations

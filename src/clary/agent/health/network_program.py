@@ -5,7 +5,7 @@ Run: `python -m clary.agent.health.network_program PARENT_PID`, with a `NetworkO
 afterwards it answers peers until they have finished too. It is killed when its parent ends.
 
 The job's program waits for the first line, so the code before that line imports as little as possible. After the first
-line only our own port is used, because programs of the job then listen at the job's ports.
+line only `DOCTOR_PORT` is used, because programs of the job then listen at the job's ports.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> int:
     kernel.die_with_parent(signal.SIGKILL)
     if os.getppid() != int(sys.argv[1]):  # the parent ended before this request to the kernel
         return _ORPHANED_EXIT_CODE
-    # Some schedulers signal every process of a step; this process must end only with its agent.
+    # Schedulers such as Slurm signal every process of a job step; this one must end only with its parent, the agent.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     order = json.load(sys.stdin)

@@ -1,9 +1,10 @@
 """mpi: a real mpirun across the hosts if Open MPI is installed, otherwise ranks started by Clary.
 
 With Open MPI, the first host runs mpirun; the other hosts run a small server (`shims/clary_mpi.py`) through which
-mpirun starts its daemons instead of ssh: no sshd, no keys, no fixed port of the machine. Ranks get the variables of
-their own host. Without Open MPI, Clary starts the ranks with the variables of both mpirun and torchrun; programs that
-link MPI (mpi4py) then see a world of one rank, and a note reports it.
+mpirun starts its daemons instead of ssh: no sshd and no keys. Hosts without isolation need no server: mpirun of the
+first host starts all ranks. Ranks get the variables of their own host. Without Open MPI, Clary starts the ranks with
+the variables of both mpirun and torchrun; programs that link MPI (mpi4py) then see a world of one rank, and a note
+reports it.
 Source: sagemaker-training 5.1.4 `mpi.MasterRunner` (options of mpirun).
 """
 

@@ -6,8 +6,8 @@ memory stays bounded. The lines lie in files of `SEGMENT_BYTES`, named after the
 removed once all its lines are stored.
 
 [Note: lines lost by a full spool]
-A full spool loses the newest lines: a numbered line is never removed before it is stored, so every line in the spool
-reaches the log, and a batch that is being sent stays valid. `log_intake` keeps a program's last lines in memory, so
+A full spool accepts no new lines. A line in the spool is never removed before it is stored, so each of them reaches the
+log, and a batch can be sent again unchanged. `log_intake` keeps a program's last lines in memory, so
 that the cause of a failure is named even if its line is lost. Where lines are missing, the log has a sentence with
 their number and the reason; that sentence and the agent's other lines are kept even if the disk is full. A full disk
 does not lose lines at once: `MEMORY_BYTES` of lines are kept in memory until the service has stored them.
@@ -53,7 +53,7 @@ class LogSpool:
 
     Args:
         folder: folder of the files; created if missing.
-        clock: source of times for retries after a refusal.
+        clock: source of times for retries after a refused write.
         max_bytes: limit on all lines, which only the agent's own lines exceed; 0: no limit.
         segment_bytes: size at which a new file begins.
         memory_bytes: limit on lines in memory while the disk accepts no lines; the agent's own lines may exceed it.
@@ -197,7 +197,7 @@ class LogSpool:
         """Write the sentence about lost lines before the next lines.
 
         Args:
-            is_last: whether to write it now, even if the program's next lines will be lost too.
+            is_last: whether to write it even if the spool is full.
         """
         sentence = self._loss.sentence()
         if sentence is None:

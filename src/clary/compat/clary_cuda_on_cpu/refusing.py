@@ -54,7 +54,7 @@ def named_refusals(function: Any, name: str) -> Any:
 
 
 def asks_for_a_gpu(frame: FrameType) -> str | None:
-    """Describe the caller of `torch.cuda._lazy_init` that needs a GPU; None if it only initialises CUDA.
+    """Describe a caller of `torch.cuda._lazy_init`; None for a caller that needs no GPU.
 
     Args:
         frame: frame of the caller of `_lazy_init`, or of the caller of the C++ function that called it.

@@ -2,9 +2,10 @@
 
 Where: all modules of this package send their requests through `Exchange`.
 
-A request is retried after a connection that cannot be made or that breaks, a timeout, an answer 408, 425, 429 or 5xx,
-and the few 4xx codes that request a retry. Every other refusal, such as 403 and 404, is not retried, because the same
-request gets the same answer.
+A request is retried if its connection cannot be made or breaks, after a timeout, and after an answer whose HTTP status
+or S3 error code is in `_RETRIED_STATUSES` or `_RETRIED_CODES`. A refusal because of this machine's wrong clock is sent
+again with the store's time. Other refusals, such as 404, are not retried, because the same request gets the same
+answer.
 Source: Amazon S3 API reference, "Error responses".
 """
 
@@ -116,7 +117,7 @@ class S3Response:
     def readinto(self, buffer: memoryview) -> int:
         """Fill `buffer` from the body and return the number of bytes, 0 at its end.
 
-        A body that is too short may end early without an error, so callers count bytes.
+        A body with fewer bytes than its answer declares may end without an error, so callers count bytes.
         Raises: Trouble for a broken connection.
         """
         try:
@@ -316,8 +317,8 @@ def _exchange_once(
     try:
         connection.http.request(request.method, url, body=request.body, headers=headers)
     except (BrokenPipeError, ConnectionResetError) as error:
-        # A store that refuses a request by its headers closes the connection during the body; the store's answer can
-        # still be read.
+        # A store that refuses a request because of the request's headers closes the connection while the body is being
+        # sent; its answer can still be read.
         try:
             return connection.http.getresponse()
         except _CONNECTION_ERRORS:

@@ -1,7 +1,7 @@
 """Sends a trace of every ended job to an OpenTelemetry collector, if the setting `otlp_endpoint` names one.
 
-Where: it listens to the hub; the service runs `send_all`. Jobs do not wait for it: traces beyond `MAX_WAITING`, and
-traces that the collector does not accept within `DEADLINE_S`, are counted, logged and dropped.
+Where: it listens to the changes of jobs (`JobHub`); the service runs `send_all`. Jobs do not wait for it: traces beyond
+`MAX_WAITING`, and traces that the collector does not accept within `DEADLINE_S`, are counted, logged and dropped.
 Source: OTLP/HTTP: POST to /v1/traces; 429, 502, 503, 504 and broken connections are retried, other errors are not.
 """
 

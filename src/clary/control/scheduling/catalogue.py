@@ -1,9 +1,9 @@
 """Shapes of instance types: vCPUs, memory, GPUs and network of the real types, and substitutes for unknown types.
 
 Where: `placement.map_hosts` turns shapes into shares of this machine. `instance_types.json` is written by
-`tools/make_instance_types.py`. Any name is accepted: `local` and `local_gpu` are this machine, a name that contains a
-number of GPUs (`ml.mybox.8gpu`) gets that number of GPUs, any other name a small generic shape; `explanation` names the
-choice.
+`tools/make_instance_types.py`. Any name is accepted: `local` and `local_gpu` are this machine. An unknown name that
+contains a number of GPUs (`ml.mybox.8gpu`) gets that number of GPUs, one that ends in a size (`ml.x.4xlarge`) the
+vCPUs of that size, and any other name a small generic shape. The field `explanation` of a shape names the choice.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ class InstanceShape:
 
     @property
     def processes_per_host(self) -> int:
-        """Processes that the official toolkits start on a host of this type: one per GPU or NeuronCore, else one."""
+        """Processes on a host of this type: the settings' number, else one per GPU or NeuronCore, else one.
+
+        The official toolkits start as many.
+        """
         return self.processes or self.num_gpus or self.num_accelerators or 1
 
 

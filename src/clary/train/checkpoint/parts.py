@@ -1,4 +1,4 @@
-"""One rank's part of a step: the bytes of its tensors and values, and an index of their places.
+"""One rank's part of a checkpoint: the bytes of its tensors and values, and an index of their places.
 
 Where: a part is a pair of files, `part-00003.bin` and `part-00003.json`, or the same content in the memory of a rank.
 The index is written by renaming after the data is on the disk, so a part with an index is whole.

@@ -14,9 +14,8 @@ gradients is
 because an earlier end of a prefix never delays the following buckets. A reduced bucket is copied back into its
 gradients. Later reductions hide all of these copies except the last bucket's, so the time of that copy is added to the
 last bucket. Many plans come close to the earliest end. `plan_buckets` cuts from the back: each bucket is as large as
-possible while every cut ends at most `slack` after its earliest possible end. So there are few buckets, which matters
-because each bucket has a cost outside this model, and a little jitter delays no bucket past the end. The last bucket
-gets no slack: its copy delays every step.
+possible while the gradients before each cut are reduced at most `slack` after their earliest end. So a plan has few
+buckets, because each bucket has a cost outside this model. The last bucket gets no slack: its copy delays every step.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 MAX_PIECES = 1024  # maximum number of pieces in the search, whose time is quadratic; more gradients are joined first
-DEFAULT_SLACK = 0.0025  # share of the earliest end; 0.01 made steps 1 % longer than one bucket a layer (`overlap`)
+DEFAULT_SLACK = 0.0025  # share of the earliest end; in benchmark `overlap`, 0.01 made steps 1 % longer
 _ROUNDING = 1e-12  # as a share: ends that differ by less are equal
 _MILLISECONDS = 1e3  # per second
 
@@ -97,7 +96,7 @@ def plan_buckets(gradients: Sequence[Gradient], cost: CommunicationCost, *, slac
     Args:
         gradients: in the order in which they become ready; a time below the predecessor's counts as the predecessor's.
         slack: allowed delay of a bucket after its earliest end, as a share of the earliest end of the last bucket.
-    Raises: ValueError if there are no gradients, if a number is negative or not finite, or if a rate is 0.
+    Raises: ValueError if there are no gradients, for a negative number or NaN, an infinite time, or a rate of 0.
     """
     _check(gradients, cost, slack)
     pieces = _pieces(gradients)
@@ -214,7 +213,7 @@ def _cuts_from_the_back(
         latest_s = deadline_s if len(cuts) > 1 else earliest_s * (1 + _ROUNDING)
         in_time = (first for first, end_s in enumerate(ends) if end_s <= latest_s)
         first = next(in_time, None)
-        if first is None:  # happens only through rounding: the cut that gave `earliest` ends by the deadline
+        if first is None:  # only through rounding: the cut with the earliest end is in time
             first = ends.index(min(ends))
         num_bytes = sent[last] - sent[first]
         queued_s = cost.end_s(num_bytes, -math.inf, 0.0) + _copy_s(sent, cost, first, last)

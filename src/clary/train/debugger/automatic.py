@@ -1,7 +1,7 @@
 """A hook for programs that do not make a hook: made when they import torch, if the job has a configuration for it.
 
-Where: called at the start of a job's interpreters. No error here may make a program fail: an error in a configuration
-is logged, and no tensor is saved.
+Where: `compat/clary_autoload.py` calls it at the end of `import torch`. No error here may make a program fail: an error
+in a configuration is logged, and no tensor is saved.
 """
 
 from __future__ import annotations

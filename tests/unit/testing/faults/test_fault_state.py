@@ -24,7 +24,7 @@ REFUSAL = "{path} is missing; use clary up --new-database or clary up --new-keys
 
 @dataclass
 class FakeService:
-    """Prints the scripted output and runs the scripted action when it is started without a file."""
+    """Returns the scripted output and runs the scripted action when it is started without its database or keys."""
 
     says: str
     then: object = lambda: None
@@ -194,7 +194,7 @@ def test_a_damaged_row_is_repaired_and_released(world, is_mended_meanwhile):
     damage = fault_row_strikes.spoil_row(world, replace(FAULT, kind=FaultKind.SPOIL_ROW, amount=1.0), "job")
     assert damage.jobs == ("job",)
     assert now() == record[:60]
-    if is_mended_meanwhile:  # by the service, whose record is newer by now
+    if is_mended_meanwhile:  # the service has written a newer record
         record = '{"name": "job", "status": "Completed"}'
         with contextlib.closing(sqlite3.connect(database)) as file:
             file.execute("UPDATE jobs SET document = ?", (record,))

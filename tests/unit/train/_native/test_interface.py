@@ -1,4 +1,4 @@
-"""Operations as cores receive them, and the methods that create an operation."""
+"""Operations as cores (`python_core`, the native core) receive them, and the methods that create an operation."""
 
 import pytest
 

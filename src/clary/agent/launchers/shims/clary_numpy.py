@@ -2,7 +2,7 @@
 
 Where: `clary_rank` calls `install` before it runs a program. NumPy is asked first, so an existing name keeps NumPy's
 meaning. A removed name gets its old meaning from `_MEANINGS` or `_SUCCESSORS`, and one process of a program prints a
-message. Other names fail with NumPy's own message, since they have no equivalent today.
+message. Names outside of these tables fail with NumPy's own message.
 It runs in the user's environment: Python 3.8 or later, with the standard library only, without clary.
 Source: release notes of NumPy 1.20 (aliases of Python's types), 1.24 (their end), 2.0 and 2.4 (the other names).
 """

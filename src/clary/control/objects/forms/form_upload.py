@@ -27,7 +27,7 @@ FILE_NAME = "${filename}"
 MAX_REDIRECT_CHARACTERS = 2048
 CREATED = 201
 
-# Field -> header of the object that it becomes.
+# Form field -> request header with the same meaning.
 _HEADERS = {
     "acl": "x-amz-acl",
     **{
@@ -47,7 +47,7 @@ _HEADERS = {
 }
 _HEADER_PREFIXES = ("x-amz-meta-", "x-amz-checksum-", "x-amz-server-side-encryption")
 _SIGNING = frozenset({"x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-signature", sigv4.SECURITY_TOKEN})
-_AS_SIGNED = _SIGNING | {"policy", "signature", "awsaccesskeyid"}  # compared as received, without replaced placeholders
+_AS_SIGNED = _SIGNING | {"policy", "signature", "awsaccesskeyid"}  # `${filename}` is not replaced in these fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +91,12 @@ def judge_form(
         fields: lower-case name -> value of the fields before the file.
         bucket: bucket of the request.
         file_name: name of the file, without folders.
-        find_secret: secret access key of an access key id, None if it is unknown.
-        now: aware time of day.
+        find_secret: takes an access key id; returns its secret access key, None for an unknown id.
+        now: current time, with its zone.
         skew_s: largest difference between clocks.
         region: the only region that a signature may name; None accepts every region.
         temporary: verifies keys with a session token; None refuses them.
-    Raises: WireError naming the problem of signature, policy, fields or key.
+    Raises: WireError naming the problem of signature, policy, fields or object key.
     """
     check_bucket(bucket)
     access_key_id = authenticate_form(
@@ -105,7 +105,7 @@ def judge_form(
     policy = read_policy(fields["policy"])
     if "x-amz-signature" not in fields and policy.expires_at - now > timedelta(
         seconds=sigv4.PRESIGNED_MAX_EXPIRES_S + skew_s
-    ):  # Version 2 does not contain the time of signing: a form that expires more than a week from now is refused
+    ):  # signature version 2 has no time of signing, so the expiration is limited to a week from now
         raise WireError(
             "AccessDenied",
             "Invalid according to Policy: its expiration lies more than a week ahead: sign it for a shorter time.",

@@ -24,7 +24,7 @@ class Acceptor:
 
     Args:
         serve: serves a connection, given its reader and writer, and closes the writer.
-        limit: maximum number of bytes that a reader buffers.
+        limit: `limit` of the readers, as for `asyncio.StreamReader`, in bytes.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Identification of people: by token from the command line, or by the console's cookie from a browser.
 
-Where: `authorization` calls it for each request to a route of the owner. Token and cookie permit the same pages; the
-code of the pages does not handle cookies.
+Where: `authorization` calls it for each request to a route of the owner. Token and cookie permit the same routes, but
+one-time codes need the token. The code behind the routes does not handle cookies.
 
 Browsers also send cookies with requests caused by other sites. So a change (any method but GET and HEAD) needs two
 proofs that a page of another origin can not give: the session's CSRF value in a header, and the service's own origin.

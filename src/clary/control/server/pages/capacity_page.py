@@ -1,4 +1,4 @@
-"""The nodes that serve as hosts, by kind.
+"""The machines (nodes) on which hosts of jobs run, by kind.
 
 Where: the answer to /clary/v1/capacity, which `clary capacity` prints.
 

@@ -1,4 +1,4 @@
-"""Page of the state folder: its problems, quarantined rows, and backups.
+"""Routes for the state folder: its problems, quarantined rows, and backups.
 
 Where: `clary up`, `jobs`, `doctor`, `quarantine` and `backup` send these requests.
 
@@ -32,7 +32,7 @@ async def state_page(services: Services, backups: BackupKeeper, why_late: str) -
     Args:
         services: parts of the service.
         backups: makes backups of the database.
-        why_late: why the engine of other machines has not started; empty if it has started.
+        why_late: why the engine that runs jobs on other machines has not started; empty if it has.
     """
     problems, facts = [], []
     with _refusals():
@@ -82,7 +82,10 @@ async def change_quarantine(services: Services, body: Any) -> dict[str, Any]:
 
 
 async def make_backup(backups: BackupKeeper) -> dict[str, Any]:
-    """Back up the database now; return path and size, nulls for PostgreSQL. Raises: WireError 409."""
+    """Back up the database now; return path and size, or nulls for PostgreSQL, which is not backed up here.
+
+    Raises: WireError 409.
+    """
     with _refusals():
         made = await backups.make()
     path_text = None if made is None else str(made.path)

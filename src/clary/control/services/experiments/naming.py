@@ -127,7 +127,7 @@ def document_of(thing: Tracked, shape_name: str) -> dict[str, Any]:
 
 
 def only(members: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Return only the members that another structure of the model also has."""
+    """Return the members whose names are in `names`."""
     return {name: value for name, value in members.items() if name in names}
 
 

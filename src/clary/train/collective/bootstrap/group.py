@@ -1,8 +1,9 @@
-"""Forms a group: makes the sockets and the shared memory for a core, given a store and a rank.
+"""Forms a group: makes the sockets and the shared memory of its ranks, which meet through a store.
 
-Where: `communicator.open_group` and the torch adapter call `connect_group` once per group, on every rank.
+Where: `communicator.open_group`, the torch adapter and `streams` call `connect_group` on every rank of a group.
 
-1. Rank 0 puts the attempt's generation into the store, and a secret unless the job has one (`records.Root`).
+1. Rank 0 puts a random id of this attempt (`generation`) into the store, and a secret unless the job has one
+   (`records.Root`).
 2. Every rank listens, publishes its record, and reads all other ranks' records, which show the ranks of one host.
 3. Sockets are made and authenticated (`meeting`, `handshake`).
 4. The first rank of a host makes the shared memory; every rank notifies all others that it is ready (`words`).
@@ -60,7 +61,7 @@ def connect_group(
         store: store that all ranks can reach; may be None for a group of one rank.
         group_name: unique name of this attempt, since a store may keep the records of earlier attempts.
 
-    Returns: the group's connections; the caller (usually a core) owns the descriptors, whose sockets are non-blocking.
+    Returns: the group's connections, with non-blocking sockets; the caller owns them, and may pass them to a core.
     Raises:
         ValueError: rank, size or name is invalid.
         BootstrapError: names the ranks that did not join, were not reachable or failed to authenticate, and the remedy.
@@ -100,7 +101,7 @@ class _Forming:
         self._listeners: Listeners | None = None
         self._generation = ""
         self._core = ""
-        self._is_ready = False  # READY was sent, so that peers may have passed the streams to their cores
+        self._is_ready = False  # READY was sent: peers may have passed the sockets to their cores
         self._own_keys: list[str] = []
 
     def run(self) -> GroupConnections:

@@ -1,4 +1,4 @@
-"""Conversion of a file's bytes to numpy arrays, and their reductions. Only this module of `reading` imports numpy."""
+"""Conversion of a file's bytes to numpy arrays, and their reductions. The import of this module imports numpy."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """The norm of a model's gradients over all ranks, and clipping by this norm.
 
 [Note: counting once] A gradient element lies on one rank of the group over which FSDP shards its unit, or on all ranks
-of the group if the unit is not sharded. A parameter that is cut over an axis lies in slices on the ranks of this axis;
-other parameters are equal on all these ranks. So powers are summed separately for each pair of unit group and cut axis,
-only over the ranks that hold different elements, and the sums are added.
+of the group if the unit is not sharded. A parameter that is cut over an axis of parallelism (tensor, expert) lies in
+slices on the ranks of this axis; other parameters are equal on all these ranks. So the powers of elements are summed
+separately for each pair of a unit's group and an axis, only over the ranks that hold different elements. Then the sums
+are added.
 Source: arXiv 1909.08053 section 3 (norms over a tensor group); torch's `FullyShardedDataParallel.clip_grad_norm_`.
 """
 

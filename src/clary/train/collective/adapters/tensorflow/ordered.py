@@ -1,4 +1,4 @@
-"""Functions of arrays as operations of TensorFlow that all ranks run in one order, one at a time.
+"""Operations of TensorFlow that exchange arrays with other ranks; all ranks run them in one order, one at a time.
 
 In eager mode a function is called at once. Inside `tf.function` it becomes one operation, in the program's order
 ([Note: order]). The operation starts when all its inputs are ready, and blocks a thread of TensorFlow's pool. It waits
@@ -7,10 +7,11 @@ enough.
 
 [Note: order]
 TensorFlow runs operations of a graph when their inputs are ready, so two ranks could run two reductions in different
-orders, each waiting for the other. Each of our operations therefore reads a variable called the turn, passes its value
-through the function and assigns the result to the variable. TensorFlow keeps reads and writes of a variable in the
-program's order, also in functions, branches and loops inside the graph. Graphs of TensorFlow 1 have no such rule; there
-each operation gets a control input from the previous operation in its branch.
+orders, each waiting for the other. Each of our operations therefore reads a variable called the turn, takes its value
+as one more input, returns the value plus one, and assigns that to the variable. TensorFlow keeps reads and writes of a
+variable in the program's order, also in functions, branches and loops inside the graph. Graphs of TensorFlow 1 have no
+such rule; there each operation gets a control input from the previous operation in the same branch. An operation in a
+branch and one outside of it have no order.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ Exchange = Callable[[list[np.ndarray]], list[np.ndarray]]
 
 
 class _Turns:
-    """This process's turn variable, and the last operation of each graph of TensorFlow 1."""
+    """This process's turn variable, and the last operation in each branch of each graph of TensorFlow 1."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._variable: Any = None
-        self.last_operations: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
+        self.last_operations: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
     @property
     def variable(self) -> Any:
@@ -60,7 +61,7 @@ _turns = _Turns()
 
 
 def run_ordered(exchange: Exchange, tensors: Sequence[Any], like: Sequence[Any]) -> list[Any]:
-    """Run a function on the tensors' memory: at once, or each time that the graph being built reaches it.
+    """Run a function on the tensors' memory: at once, or, while a graph is built, at each run of the graph.
 
     Args:
         exchange: takes arrays with the shapes of `tensors`, and must not write them. It returns one array for each of
@@ -79,10 +80,10 @@ def run_ordered(exchange: Exchange, tensors: Sequence[Any], like: Sequence[Any])
     else:
         graph = tf.compat.v1.get_default_graph()
         branch = graph._get_control_flow_context()
-        before, its_branch = _turns.last_operations.get(graph, (None, None))
-        with tf.control_dependencies([before] if before is not None and branch is its_branch else []):
+        last = _turns.last_operations.setdefault(graph, {})  # branch -> its last operation; None: outside of branches
+        with tf.control_dependencies([last[branch]] if branch in last else []):
             taken, *results = _as_operation(exchange, tf.constant(0, tf.int64), tensors, like)
-        _turns.last_operations[graph] = taken.op, branch
+        last[branch] = taken.op
     for result, example in zip(results, like, strict=True):
         result.set_shape(example.shape)
     return results
@@ -92,7 +93,7 @@ def _as_operation(exchange: Exchange, turn: Any, tensors: Sequence[Any], like: S
     """Add the operation to the graph: from (turn, *tensors) to (turn, *results)."""
 
     def body(turn_taken: Any, *memories: Any) -> list[Any]:
-        arrays = [np.asarray(memory, order="C") for memory in memories]  # TensorFlow passes a scalar as a Python number
+        arrays = [np.asarray(memory, order="C") for memory in memories]  # TensorFlow passes a scalar as a NumPy scalar
         return [np.int64(turn_taken + 1), *exchange(arrays)]
 
     types = [tf.int64, *(example.dtype for example in like)]

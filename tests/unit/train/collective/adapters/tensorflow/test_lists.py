@@ -1,4 +1,4 @@
-"""Lists of arrays over a group: the operations for them, and the comparison before."""
+"""Lists of arrays over a group: their operations, and the check that all ranks pass equal lists."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from clary.train.collective.adapters.tensorflow.lists import Lists
 
 
 class FakeWorld:
-    """A world of the test's own: reductions with a rank that has the same arrays."""
+    """Reduces with a second rank that has the same arrays; sends nothing."""
 
     rank, size = 0, 2
 
