@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from clary.base.errors import ClaryError, Fault
 from clary.cli.connection import connect
+from clary.cli.contexts import require_local
 from clary.cli.metric_words import metrics_text
 from clary.cli.moments import moment_ms
 from clary.cli.training_words import training_text
@@ -49,6 +50,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the table. Raises: ClaryError (fault USER)."""
     connection = connect()
     if options.token:
+        require_local(connection.settings, "metrics --token")  # the keys of a service elsewhere do not give it
         print(connection.secrets.metrics_token)
         return 0
     if options.job is None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from clary.base.errors import ClaryError, Fault
 from clary.cli.connection import Connection, connect
+from clary.cli.contexts import require_local
 from clary.cli.profile_words import profile_text, states_text
 from clary.cli.terminal_text import draw_over
 from clary.contract.deep_profiles import MAX_STEPS, MAX_WINDOW_S
@@ -39,6 +40,8 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the profile; return 1 if a rank has no trace."""
     service = connect()
+    if options.output is not None:
+        require_local(service.settings, "profile --output")  # the files are on the service's machine
     if options.cancel:
         number = service.post_job_page(options.job, "profile", {"cancel": True})["number"]
         print(f"profile {number} of {options.job} ends with the steps that run now")
@@ -46,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     page = service.job_page(options.job, "profile") if options.last else take(service, options)
     if options.output is not None:
         _copy(page, options.output)
-    print(json.dumps(page, indent=2) if options.json else profile_text(page))
+    print(json.dumps(page, indent=2) if options.json else profile_text(page, machine=service.context))
     ranks = (page.get("summary") or {}).get("ranks") or []
     return 0 if ranks and all("compute_share" in rank for rank in ranks) else 1
 

@@ -13,8 +13,13 @@ _NUM_TOP = 10
 _WIDEST = 60  # characters of an operation's name
 
 
-def profile_text(page: Mapping[str, Any]) -> str:
-    """Return the text that `clary profile JOB` prints."""
+def profile_text(page: Mapping[str, Any], *, machine: str = "") -> str:
+    """Return the text that `clary profile JOB` prints.
+
+    Args:
+        page: the service's answer.
+        machine: name of a service elsewhere, on whose machine the files are; empty: this machine.
+    """
     summary = page.get("summary") or {}
     ranks = [rank for rank in summary.get("ranks") or () if "compute_share" in rank]
     taken = clock_time(datetime.fromisoformat(page["asked_at"]))
@@ -35,7 +40,8 @@ def profile_text(page: Mapping[str, Any]) -> str:
     if page.get("ended") and len(ranks) < len(summary.get("ranks") or ()):
         lines.append(printable(page["ended"]))
     if ranks:
-        lines += ["", f"clocks: {_clocks(summary.get('clocks') or {})}", f"traces: {page['folder']}"]
+        there = f" (on the machine of service {machine})" if machine else ""
+        lines += ["", f"clocks: {_clocks(summary.get('clocks') or {})}", f"traces: {page['folder']}{there}"]
         if summary.get("merged"):
             lines.append(f"all ranks on one axis, for ui.perfetto.dev: {page['folder']}/{summary['merged']}")
     return "\n".join(lines)

@@ -11,6 +11,7 @@ from clary.cli.tables import duration
 SOON_S = 1.0  # a shorter wait is shown as "starts at once"
 MOST_REASON = 60  # characters of a reason in a row of a table
 _IN_ORDER = "First come, first served"  # reasons with this beginning add nothing to the place in the queue
+_BY_SCHEDULER = "scheduler"  # basis of the estimate where a scheduler such as Slurm orders the jobs
 _NAMES = re.compile(r" \([^()]*\)")  # names of other jobs in a reason
 
 
@@ -36,7 +37,7 @@ def _place_brief(queue: Mapping[str, Any] | None) -> str:
     if not queue:
         return ""
     if queue["place"] is None:
-        return "passed over for now"
+        return "" if queue["basis"] == _BY_SCHEDULER else "passed over for now"
     place = f"place {queue['place']} of {queue['num_waiting']}"
     if queue["start_in_s"] is None:
         return f"{place}, start unknown"
@@ -56,7 +57,8 @@ def _short_reason(reason: str) -> str:
 def queue_words(queue: Mapping[str, Any]) -> str:
     """Return `place 3 of 205, starts in about 12m 00s (...)`, or why the start is unknown."""
     if queue["place"] is None:
-        return "passed over for now, start unknown"
+        who = "waits for the scheduler" if queue["basis"] == _BY_SCHEDULER else "passed over for now"
+        return f"{who}, start unknown: {queue['estimate']}"
     place = f"place {queue['place']} of {queue['num_waiting']}"
     if queue["start_in_s"] is None:
         return f"{place}, start unknown: {queue['estimate']}"

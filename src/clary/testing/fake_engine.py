@@ -100,6 +100,10 @@ class FakeEngine:
         """Return the test's `held` attempts that are not released."""
         return [held for held in self.held if _key(held.name, held.attempt) not in self.released]
 
+    async def released_jobs(self) -> list[str]:
+        """Return the test's `kept_folders`."""
+        return [name for name in self.kept_folders if name not in self.put_aside]
+
     async def set_aside(self, job_name: str) -> str:
         """Record the name."""
         self.put_aside.append(job_name)

@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +21,10 @@ class FakeConnection(Connection):
     """Returns one page, and records the requests."""
 
     def __init__(self, page):
-        self.__dict__.update(page=page, asked=[], secrets=SimpleNamespace(metrics_token="metrics-token"))
+        settings = SimpleNamespace(home_folder=Path("/nonexistent"))
+        self.__dict__.update(
+            page=page, asked=[], secrets=SimpleNamespace(metrics_token="metrics-token"), settings=settings
+        )
 
     def job_page(self, job, page="", query=None):
         self.asked.append((job, page, dict(query or {})))
@@ -189,6 +193,14 @@ def test_json_has_every_series_and_the_table_a_selection(monkeypatch, capsys):
 def test_the_token_for_prometheus_is_printed(monkeypatch, capsys):
     assert command(monkeypatch, page(), "--token")[0] == 0
     assert capsys.readouterr().out == "metrics-token\n"
+
+
+def test_the_token_of_a_service_elsewhere_is_refused(monkeypatch, capsys):
+    monkeypatch.setenv("CLARY_URL", "http://gpu-room:4571")
+    assert command(monkeypatch, page(), "--token")[0] == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "clary metrics --token acts on this machine" in said.err
 
 
 def test_a_job_must_be_named(monkeypatch, capsys):

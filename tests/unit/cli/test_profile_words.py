@@ -68,6 +68,14 @@ def test_ranks_collectives_and_operations_are_shown():
     assert "clocks: one clock" in text
 
 
+def test_a_service_elsewhere_is_named_with_the_folder_of_the_traces():
+    text = profile_text(page(rank(0)), machine="gpu-room")
+    assert any(
+        line.startswith("traces: ") and line.endswith("(on the machine of service gpu-room)")
+        for line in text.splitlines()
+    )
+
+
 def test_ranks_without_a_trace_are_named_with_the_reason_and_the_jobs_end():
     lost = {"rank": 1, "host": "algo-2", "state": "lost", "words": "rank 1 ended before its trace was whole"}
     text = profile_text(page(rank(0), lost, errors=["algo-3 has not answered"], ended="demo has ended (Failed: x)"))

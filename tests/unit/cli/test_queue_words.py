@@ -30,6 +30,7 @@ def waiting(reason, *, place=3, num_waiting=26, start_in_s=720.0, basis="MaxRunt
         (waiting(OTHERS, start_in_s=None), "place 3 of 26, start unknown"),
         (waiting(OTHERS, start_in_s=0.2), "place 3 of 26, starts at once"),
         (waiting(OTHERS, place=None), f"passed over for now; {OTHERS.partition(' (')[0]}"),
+        (waiting("no node is free.", place=None, start_in_s=None, basis="scheduler"), "no node is free"),
         (
             waiting("Needs 4 hosts; 2 of 4 are free.", place=1),
             "place 1 of 26, within 12m 00s; Needs 4 hosts; 2 of 4 are free",
@@ -41,6 +42,15 @@ def waiting(reason, *, place=3, num_waiting=26, start_in_s=720.0, basis="MaxRunt
 )
 def test_a_row_shows_the_reason_only_if_the_place_in_the_queue_is_not_the_reason(facts, brief):
     assert waiting_brief(facts) == brief
+
+
+@pytest.mark.parametrize(
+    ("basis", "words"),
+    [("unknown", "passed over for now"), ("scheduler", "waits for the scheduler")],
+)
+def test_a_job_without_a_place_is_told_why_its_start_is_unknown(basis, words):
+    facts = waiting("", place=None, start_in_s=None, basis=basis)
+    assert queue_words(facts["queue"]) == f"{words}, start unknown: {GROUNDS}"
 
 
 def test_rows_cut_long_reasons_and_the_jobs_page_explains_the_estimate():

@@ -127,9 +127,11 @@ def _attempts(job: TrainingJob, end: datetime) -> dict[int, tuple[datetime, date
 
 
 def _attempt_at(attempts: Mapping[int, tuple[datetime, datetime, Mapping[str, str]]], moment: datetime) -> int | None:
-    """Return the number of the newest attempt that had begun at `moment`; None before the first."""
-    begun = [number for number, (start, _, _) in attempts.items() if start <= moment]
-    return max(begun, default=None)
+    """Return the number of the newest attempt that runs at `moment`; None between attempts."""
+    running = [
+        number for number, (start, end, _) in attempts.items() if start <= moment < max(end, start + _MICROSECOND)
+    ]
+    return max(running, default=None)
 
 
 def _span(

@@ -112,6 +112,9 @@ class Engine(Protocol):
     async def unreleased(self) -> list[HeldAttempt]:
         """Return this service's attempts and pools that are not released, even if its database lacks them."""
 
+    async def released_jobs(self) -> list[str]:
+        """Return the names of jobs that have folders here and of which every attempt is released."""
+
     async def set_aside(self, job_name: str) -> str:
         """Move aside the folder of a released job that is missing from the database; return its new path.
 

@@ -31,7 +31,7 @@ ENGINE_DECIDES = "the engine that lends hosts decides when"
 class QueuePlace:
     """Place of a job in the queue, and its estimated start."""
 
-    place: int | None  # from 1; None for a job that younger jobs may pass for now
+    place: int | None  # from 1; None for a job that younger jobs may pass for now, or that a scheduler orders
     num_waiting: int  # all jobs in the queue, also jobs without a place
     start_in_s: float | None  # None: unknown
     basis: str  # the facts that the estimate uses
@@ -51,7 +51,7 @@ class QueueOutlook:
         waiting = list(self._hub.waiting_jobs().values())
         if not self._admission.decides_order:
             told = {job.name: self._admission.pending_reason(job) or ENGINE_DECIDES for job in waiting}
-            return {name: _place(None, len(waiting), _held_back(why)) for name, why in told.items()}
+            return {name: _place(None, len(waiting), _held_back(why, Basis.SCHEDULER)) for name, why in told.items()}
         held_back = {job.name: why for job in waiting if (why := self._admission.why_held_back(job))}
         queue = [job for job in waiting if job.name not in held_back]
         estimates = estimate_starts(
@@ -89,8 +89,8 @@ class QueueOutlook:
         return QueuedJob(need=need, lasting=lasting(self._past.of(job), max_runtime_s=request.max_runtime_s))
 
 
-def _held_back(why: str) -> StartEstimate:
-    return StartEstimate(start_in_s=None, basis=Basis.UNKNOWN, reason=why)
+def _held_back(why: str, basis: Basis = Basis.UNKNOWN) -> StartEstimate:
+    return StartEstimate(start_in_s=None, basis=basis, reason=why)
 
 
 def _place(number: int | None, num_waiting: int, estimate: StartEstimate) -> QueuePlace:

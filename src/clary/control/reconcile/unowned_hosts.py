@@ -2,7 +2,8 @@
 
 Where: `service` calls this at the start. Such hosts remain if a job's record cannot be read, if the database was
 restored from an older backup or created anew, or if a folder was left over. Their programs would continue to train
-unseen, hold memory that is counted as free, and overwrite the results of other jobs.
+unseen, hold memory that is counted as free, and overwrite the results of other jobs. Folders of ended jobs that the
+database lacks are moved aside, because a new job of that name could not begin in them.
 """
 
 from __future__ import annotations
@@ -38,12 +39,18 @@ class Hosts(Protocol):
     async def end(self, pool: str) -> Released:
         """End a pool's hosts."""
 
+    async def released_jobs(self) -> list[str]:
+        """Return the names of jobs with folders, all of whose attempts are released."""
+
     async def set_aside(self, job_name: str) -> str:
         """Move the folder of an unknown job to another path."""
 
 
 class JobReader(Protocol):
     """Part of the store that `UnownedHosts` needs."""
+
+    async def job_names(self) -> set[str]:
+        """Return the names of all jobs."""
 
     async def get_job(self, name: str) -> TrainingJob | None:
         """Read a job; raises JobUnreadable."""
@@ -67,11 +74,22 @@ class UnownedHosts:
                 raise
             log.warning("hosts without a job are looked for later: %s", error.message)  # `reap` releases these
             return
+        await self._set_aside_unknown()
         if not found:
             return
         found.sort(key=lambda held: not _POOL.fullmatch(held.name))  # pools first: their agents use attempt folders
         self._task = asyncio.create_task(self._release_all(found), name="unowned-hosts")
         await asyncio.wait([self._task], timeout=START_WAIT_S)
+
+    async def _set_aside_unknown(self) -> None:
+        """Move aside the folders of ended jobs that the database lacks."""
+        names = [name for name in await self._engine.released_jobs() if not _POOL.fullmatch(name)]
+        unknown = set(names) - await self._store.job_names() if names else set()
+        for name in sorted(unknown):
+            try:
+                log.warning("job %s is unknown: its folder is now %s", name, await self._engine.set_aside(name))
+            except ClaryError as error:
+                log.warning("the folder of the unknown job %s stays: %s", name, error.message)
 
     async def reap(self) -> None:
         """Release allocations that no job has claimed for a minute, again and again until cancelled.

@@ -25,6 +25,7 @@ class Basis(StrEnum):
 
     PAST_JOBS = "past jobs"  # the durations of similar completed jobs are known for every job ahead
     MAX_RUNTIME = "MaxRuntimeInSeconds"  # for a job ahead only MaxRuntimeInSeconds is known, so it may end far sooner
+    SCHEDULER = "scheduler"  # a scheduler of other machines, such as Slurm, orders the jobs: no place, no estimate
     UNKNOWN = "unknown"
 
 

@@ -262,6 +262,10 @@ class Store:
 
         return await self._read(find)
 
+    async def job_names(self) -> set[str]:
+        """Return the names of all jobs, also of those whose record cannot be read."""
+        return await self._read(lambda connection: set(connection.execute(select(jobs.c.name)).scalars()))
+
     async def jobs_with(
         self, *, name: str | None = None, status: str | None = None, after: str = "", limit: int
     ) -> list[TrainingJob]:

@@ -27,7 +27,7 @@ from clary.train.horovod.errors import CommitError
 
 FILE_NAME = "horovod-elastic.commit"
 FOLDER_VARIABLE = "CLARY_HOROVOD_COMMITS"  # path of a folder; "" keeps commits in memory
-_JOB_VARIABLE = "SM_CURRENT_HOST"  # set in every job
+_JOB_VARIABLE = "CURRENT_HOST"  # set in every job, also in one with a ContainerEntrypoint
 _TREE_VARIABLE = "SAGEMAKER_BASE_DIR"  # set if jobs share this machine's file system: root of the job's own tree
 _TREE = "/opt/ml"
 _CLOSE_LIMIT_S = 300.0

@@ -36,6 +36,7 @@ def parse_args(arguments):
     for name in ("--module", "--no_python", "--no_local_rank", "--no_ssh", "--force_multi", "--bind_cores_to_rank"):
         parser.add_argument(name, action="store_true")
     parser.add_argument("--log_level", default="info")
+    parser.add_argument("--save_pid", action="store_true")
     parser.add_argument("user_script")
     parser.add_argument("user_args", nargs=argparse.REMAINDER)
     return parser.parse_args(arguments)
@@ -121,8 +122,9 @@ def test_a_program_that_is_no_python_program_is_started_as_it_is(shim):
 
 
 def test_options_of_a_host_are_passed_on(shim):
-    command = shim.command_of(["--bind_cores_to_rank", "--log_level", "error", "--module", "train"], RUNNER, TOLD)
-    assert {"--bind_cores_to_rank", "--log_level=error"} <= set(command)
+    given = ["--bind_cores_to_rank", "--log_level", "error", "--save_pid", "--module", "train"]
+    command = shim.command_of(given, RUNNER, TOLD)
+    assert {"--bind_cores_to_rank", "--log_level=error", f"--save_pid={os.getpid()}"} <= set(command)
     assert command[-2:] == ["module,local_rank", "train"]
 
 

@@ -96,6 +96,10 @@ async def test_an_attempt_that_ended_early_is_an_error_span_before_the_next_atte
     assert told(spans[0])["clary.job.restarts"] == "1"
     second = next(span for span in spans if span["name"] == "attempt 2")
     assert second["status"]["code"] == job_trace.OK
+    places = {span["spanId"]: span for span in spans}
+    for span in spans[1:]:
+        parent = places[span["parentSpanId"]]
+        assert begin(parent) <= begin(span) <= end(parent), (span["name"], parent["name"])
 
 
 async def test_a_trace_is_bounded_and_counts_omitted_spans(plane, monkeypatch):

@@ -78,3 +78,14 @@ async def test_hosts_of_unknown_jobs_are_released_and_their_folders_put_aside(tm
         assert plane.engine.released == ["unknown/2"]
         assert plane.engine.released_pools == ["pool_0123456789ab"]
         assert plane.engine.put_aside == ["unknown"]
+
+
+async def test_a_start_moves_folders_of_ended_jobs_aside_that_the_database_lacks(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    engine.kept_folders = ["forgotten", "known", "unreadable", "pool_0123456789ab"]
+    async with ControlPlane.open(tmp_path, engine=engine) as plane:
+        for name in ("known", "unreadable"):
+            await plane.create(name)
+        await ruin(plane, "unreadable")
+        await take_back(plane)
+        assert engine.put_aside == ["forgotten"]

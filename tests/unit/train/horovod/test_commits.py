@@ -66,11 +66,11 @@ def test_a_failed_commit_leaves_the_earlier_one_and_is_logged(tmp_path, caplog):
 def test_the_folder_of_commits_depends_on_the_environment():
     assert commit_folder({}) is None
     assert commit_folder({"CLARY_HOROVOD_COMMITS": "/there"}) == "/there"
-    assert commit_folder({"CLARY_HOROVOD_COMMITS": "", "SM_CURRENT_HOST": "algo-1"}) is None
+    assert commit_folder({"CLARY_HOROVOD_COMMITS": "", "CURRENT_HOST": "algo-1"}) is None
 
 
 def test_jobs_that_share_the_machine_s_files_commit_into_separate_folders(tmp_path):
-    job = {"SM_CURRENT_HOST": "algo-1", "SAGEMAKER_BASE_DIR": str(tmp_path)}
+    job = {"CURRENT_HOST": "algo-1", "SAGEMAKER_BASE_DIR": str(tmp_path)}
     assert commit_folder(job) is None, "not /opt/ml/checkpoints of the machine, which all jobs would share"
     (tmp_path / "checkpoints").mkdir()
     assert commit_folder(job) == str(tmp_path / "checkpoints")

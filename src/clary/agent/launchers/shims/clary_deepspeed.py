@@ -117,6 +117,8 @@ def _passed_on(parsed: Any, defaults: Any) -> list[str]:
         value = getattr(parsed, name, None)
         if value is not None and value != getattr(defaults, name, None):
             options.append(f"--{name}={value}")
+    if getattr(parsed, "save_pid", False):
+        options.append(f"--save_pid={os.getpid()}")  # this process executes the launcher
     return options
 
 

@@ -275,6 +275,10 @@ class ClusterEngine:
         found = {tag for tag, one in (await self._allocations()).items() if one.state is not AllocationState.GONE}
         return [HeldAttempt(name=tag, attempt=1) for tag in sorted(found | set(self.enrolments.known()))]
 
+    async def released_jobs(self) -> list[str]:
+        """Return an empty list: this machine has no folders of jobs."""
+        return []
+
     async def set_aside(self, job_name: str) -> str:
         """Do nothing: this machine has no folders of the job."""
         return f"none, {job_name} has no folder here"

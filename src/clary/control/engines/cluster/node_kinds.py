@@ -23,7 +23,8 @@ class Chosen:
 def choose_kind(shape: InstanceShape, kinds: Sequence[NodeKind], *, num_hosts: int) -> Chosen:
     """Return the kind for hosts of one type.
 
-    The kind that settings name has precedence. Otherwise it is the smallest kind that has the type's GPUs, CPUs and
+    The kind that settings name has precedence. Kinds that settings give to other types are used only if there are no
+    others. Otherwise it is the smallest kind that has the type's GPUs, CPUs and
     memory; if no kind has them, it is the largest, with a warning. A type without GPUs uses nodes with GPUs only if
     there are no other nodes. If no kind has enough nodes, several kinds serve together, and each host gets the
     resources of the smallest kind.
@@ -33,9 +34,11 @@ def choose_kind(shape: InstanceShape, kinds: Sequence[NodeKind], *, num_hosts: i
         kinds: kinds of all nodes.
         num_hosts: number of hosts of this type that the job requests.
     """
-    enough = [kind for kind in kinds if kind.num_nodes >= num_hosts]
+    # Settings may give nodes of other types another account or a reservation.
+    usable = [kind for kind in kinds if not kind.instance_types or shape.name in kind.instance_types] or list(kinds)
+    enough = [kind for kind in usable if kind.num_nodes >= num_hosts]
     if not enough:
-        return _of_several(shape, kinds, num_hosts)
+        return _of_several(shape, usable, num_hosts)
     named = [kind for kind in enough if shape.name in kind.instance_types]
     if named:
         return Chosen(kind=named[0], reason=f"{shape.name} is served by {named[0].maps_to}, as settings say")

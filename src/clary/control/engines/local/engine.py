@@ -176,6 +176,19 @@ class LocalEngine:
 
         return await asyncio.to_thread(find)
 
+    async def released_jobs(self) -> list[str]:
+        """Return the names of the jobs below the state folder of which every attempt is released."""
+
+        def find() -> list[str]:
+            states: dict[str, bool] = {}
+            for folder in attempt_record.attempt_folders(self._settings.home_folder / JOBS_FOLDER):
+                if folder.name.isdecimal() and folder.is_dir():
+                    name = folder.parent.name
+                    states[name] = states.get(name, True) and attempt_record.is_released(folder)
+            return [name for name, is_released in states.items() if is_released]
+
+        return await asyncio.to_thread(find)
+
     async def set_aside(self, job_name: str) -> str:
         """Move the folder of a released, unknown job aside, so that a new job can have its name.
 

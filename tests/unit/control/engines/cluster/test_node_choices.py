@@ -60,6 +60,14 @@ def test_settings_take_precedence_over_shapes_and_the_reason_names_them():
     assert (found.kind, found.reason) == (named, "ml.x is served by partition odd, as settings say")
 
 
+def test_nodes_that_settings_give_to_other_types_are_used_only_if_there_are_no_others():
+    reserved = kind("reserved", 64, 512, types=("ml.other",))
+    assert choose_kind(shape(64, 512), [reserved, SMALL], num_hosts=1).kind == SMALL
+    assert choose_kind(shape(64, 512), [reserved], num_hosts=1).kind == reserved
+    refused = choose_kind(shape(64, 512), [reserved, SMALL], num_hosts=5)
+    assert (refused.kind, refused.reason) == (None, "5 nodes are needed for ml.x; there are 4")
+
+
 def test_a_smaller_node_gets_a_note_and_too_many_hosts_are_refused():
     assert "ml.x has 128 CPUs" in choose_kind(shape(128, 64), [SMALL], num_hosts=1).reason
     found = choose_kind(shape(1, 1), [SMALL, GPU], num_hosts=9)

@@ -402,8 +402,11 @@ async def test_a_damaged_record_is_rebuilt_from_running_processes(engine, tmp_pa
 
 async def test_a_folder_of_an_unknown_job_is_moved_aside_and_its_name_can_be_reused(engine, tmp_path):
     plan = await engine.launch(plan_of(tmp_path))
+    assert plan.job_name not in await engine.released_jobs()
     await release(engine, plan)
+    assert plan.job_name in await engine.released_jobs()
     aside = Path(await engine.set_aside(plan.job_name))
+    assert plan.job_name not in await engine.released_jobs()
     assert (aside / "1" / attempt_record.RECORD_FILE).is_file()
     assert aside.is_relative_to(tmp_path / "set-aside")
     assert await engine.launch(plan_of(tmp_path)) is not None

@@ -101,7 +101,9 @@ export function endings(names) {
 /** Return `place 3 of 205, starts in about 12 min`; empty for a job that does not wait. */
 export function queueWords(queue) {
   if (!queue) return "";
-  if (queue.place === null) return "Passed over for now, start unknown";
+  if (queue.place === null) {
+    return `${queue.basis === "scheduler" ? "Waits for the scheduler" : "Passed over for now"}, start unknown`;
+  }
   const place = `Place ${queue.place} of ${queue.num_waiting}`;
   if (queue.start_in_s === null) return `${place}, start unknown`;
   if (queue.start_in_s < 1) return `${place}, starts at once`;
