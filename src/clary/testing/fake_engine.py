@@ -36,6 +36,7 @@ class FakeEngine:
         self.fenced: list[str] = []  # job/attempt/host of every call, in order
         self.held: list[HeldAttempt] = []
         self.put_aside: list[str] = []
+        self.kept_folders: list[str] = []  # names of ended jobs that still have folders
         self.cut_off_hosts: dict[str, str] = {}  # host name -> reason
         self.links_well_at: dict[str, datetime] = {}  # host name -> when its link last worked, if known
         self._alive: dict[str, dict[str, bool]] = {}  # pool/1 -> host name -> whether its agent lives
