@@ -9,6 +9,7 @@ import argparse
 import json
 import re
 import secrets
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,8 @@ def _plan(options: argparse.Namespace, hosts: Sequence[str], refusals: dict[str,
             options.seed = secrets.randbelow(2**31)
         kinds = [kind for kind in FaultKind if kind.value not in refusals]
         faults += draw_faults(options.random, seed=options.seed, host_names=hosts, kinds=kinds)
+    elif options.seed is not None:
+        print("clary: --seed has no effect without --random N, whose faults it chooses", file=sys.stderr)
     if not faults:
         raise ContractError(
             "no fault is given; say what is to strike the job: --reclaim step:120, --kill algo-2@30s, --random 3",

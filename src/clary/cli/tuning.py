@@ -28,7 +28,9 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "tuning", help="list tuning jobs, or show one: its best trial, what matters, all trials"
     )
-    parser.add_argument("tuning_job", nargs="?", metavar="NAME", help="of a tuning job; without it all are listed")
+    parser.add_argument(
+        "tuning_job", nargs="?", metavar="NAME", help="of a tuning job; without it the newest 100 are listed"
+    )
     parser.add_argument(
         "-f", "--follow", action="store_true", help="go on until it has ended; exit code 1 if it has failed"
     )
@@ -47,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         _print_list(connect(), options)
         return 0
     if options.names:
-        raise ClaryError("--names lists all tuning jobs: leave out the name", fault=Fault.USER)
+        raise ClaryError("--names lists tuning jobs: leave out the name", fault=Fault.USER)
     connection = connect()
     if options.stop:
         connection.post(f"tuning/{quote(options.tuning_job, safe='')}/stop", {})

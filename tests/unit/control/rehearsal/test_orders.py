@@ -97,3 +97,11 @@ def test_a_job_of_one_host_has_no_network_to_cut():
     request = {**REQUEST, "ResourceConfig": {"InstanceCount": 1}}
     with pytest.raises(ContractError, match="a job of one host has no network between hosts"):
         read({"faults": [fault("partition", "algo-1@5s")]}, request=request)
+
+
+def test_a_seed_that_chooses_nothing_is_told_to_have_no_effect(capsys):
+    parser = argparse.ArgumentParser()
+    rehearse.add_parser(parser.add_subparsers())
+    options = parser.parse_args(["rehearse", "fit", "--reclaim", "step:120", "--seed", "7", "--json"])
+    assert len(rehearse._plan(options, ["algo-1"], {})) == 1
+    assert "--seed has no effect without --random" in capsys.readouterr().err
