@@ -319,7 +319,7 @@ def check_graphs_of_tensorflow_1(rank, size):
             assert np.isclose(session.run(weight), 1.0 - 2 * (size - 1) / 2)
 
 
-def check_reductions_around_a_branch_of_tensorflow_1_keep_their_order(rank, size):
+def check_graphs_of_tensorflow_1_order_around_branches(rank, size):
     v1 = tf.compat.v1
     v1.disable_control_flow_v2()
     try:
@@ -328,7 +328,8 @@ def check_reductions_around_a_branch_of_tensorflow_1_keep_their_order(rank, size
             v1.cond(v1.placeholder_with_default(True, []), lambda: hvd.allreduce(before), lambda: before)
             after = hvd.allreduce(tf.constant(3.0), op=hvd.Sum)
             first, inside, last = [op for op in graph.get_operations() if "PyFunc" in op.type]
-            assert first in last.control_inputs, (first.name, inside.name, [op.name for op in last.control_inputs])
+            waits_for = [op.name for source in last.inputs for op in source.op.control_inputs]
+            assert first.name in waits_for, (first.name, inside.name, waits_for)
             with v1.Session() as session:
                 assert session.run([before, after]) == [size, 3.0 * size]
     finally:

@@ -196,7 +196,9 @@ def test_the_token_for_prometheus_is_printed(monkeypatch, capsys):
 
 
 def test_the_token_of_a_service_elsewhere_is_refused(monkeypatch, capsys):
-    monkeypatch.setenv("CLARY_URL", "http://gpu-room:4571")
+    for name in ("CLARY_ADMIN_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x" * 20)
+    monkeypatch.setenv("CLARY_URL", "https://gpu-room:4571")
     assert command(monkeypatch, page(), "--token")[0] == 2
     said = capsys.readouterr()
     assert said.out == ""
