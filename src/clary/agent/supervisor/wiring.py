@@ -13,7 +13,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -225,9 +225,12 @@ class HostSteps:
         write_tree(self._plan, self._host, self._tree)
 
     def plan_program(self) -> None:
-        """Plan the program while the host waits for its order to run; `start_program` reports any error."""
+        """Plan the program while the host waits for its order to run; nothing of the job is run.
+
+        After any error, and if a file of the job must be asked, `start_program` makes the plan.
+        """
         with contextlib.suppress(Exception):  # boundary: `start_program` plans again and raises
-            self._planned = self._plan_of_program()
+            self._planned = self._plan_of_program(_ask_later)
 
     def start_program(self, log: OutputLog) -> HostProgram:
         """Start every process of this host, its output going to `log`.
@@ -235,7 +238,7 @@ class HostSteps:
         Raises: AgentError, fault USER for a command that its host cannot see; also the errors of the launcher,
         `PipeFeeder.start` and `Program.start`.
         """
-        planned = self._planned or self._plan_of_program()
+        planned = self._planned or self._plan_of_program(self._ask)
         self._context = planned.context
         for index, process in enumerate(planned.processes):
             log.open(index, rank=process.rank, prefix=_prefix(planned.context, process))
@@ -258,7 +261,7 @@ class HostSteps:
         )
         return self._program
 
-    def _plan_of_program(self) -> _PlannedProgram:
+    def _plan_of_program(self, ask: Callable[[ProcessSpec], str]) -> _PlannedProgram:
         assert self._code is not None
         assert self._environment is not None
         inside = inside_tree(self._plan, self._tree)
@@ -280,7 +283,7 @@ class HostSteps:
             library_folder=str(library_folder(inside)),
             variables=variables,
             entry_point=self._code.entry_point,
-            ask=self._ask,
+            ask=ask,
         )
         launcher = select(context)
         processes = tuple(launcher.build(context))
@@ -539,6 +542,10 @@ class HostSteps:
         binds += [place.bind for place in self._mirrored if place.bind is not None]
         binds += self._input.binds()
         return tuple(binds)
+
+
+def _ask_later(process: ProcessSpec) -> str:
+    raise AgentError(f"{process.argv[0]} runs only after the order to run")
 
 
 def service_home(plan: LaunchPlan) -> Path | None:

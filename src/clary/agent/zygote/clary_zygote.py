@@ -54,7 +54,7 @@ _NUM_MAP_WORDS = 13  # struct prctl_mm_map: eleven addresses, the auxiliary vect
 _BREAK_WORD = 5
 _NO_FILE = 0xFFFFFFFF  # -1
 _FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
-_LOADED: set[str] = set()  # names of the packages and modules that the zygote has imported
+_LOADED: set[str] = set()  # names of packages and modules imported before the order
 _KEPT: list[object] = []  # keeps alive the memory that /proc shows as command line and environment
 _HAS_FOLDER_ON_PATH = not getattr(sys.flags, "safe_path", False)
 _ENTRY_POINT_GROUP = "torch.backends"
@@ -127,7 +127,7 @@ def become_rank() -> _Program:
     reason = _import_later(keeper, own_descriptors, late_folder)
     words += _take_words(output)
     _forget_folders()  # once, since each rank would free the same thousands of names
-    _LOADED.update(name.partition(".")[0] for name in sys.modules)  # once, since it takes each rank 1 ms
+    _note_loaded()  # before the order, since it takes each rank 1 ms
     ahead: list[tuple[int, socket.socket]] = []
     if not reason and not select.select([keeper], [], [], 0)[0]:
         ahead, own = _fork_ahead(num_ahead)
@@ -136,6 +136,7 @@ def become_rank() -> _Program:
             os.close(output)
             with contextlib.suppress(Exception):  # boundary: modules and packages of any kind
                 _touch(late_folder)
+            _note_loaded()  # the rehearsal has imported modules that a file of the program may hide
             place, order, descriptors = _receive(own)
             own.close()
             return _rank(order, place["place"], descriptors, late_folder, words, _Program(code, shim))
@@ -163,9 +164,15 @@ def become_rank() -> _Program:
             return _rank(order, number, rights, late_folder, words, _Program(code, shim))
         pids.append(pid)
     if not is_parent:
-        os.nice(_LAST_NICENESS)
+        with contextlib.suppress(OSError):  # a call filter may forbid it
+            os.nice(_LAST_NICENESS)
     keeper.send(json.dumps({"kind": "forked", "pids": pids, "is_parent": is_parent}).encode())
     os._exit(0)
+
+
+def _note_loaded() -> None:
+    """Note the names of the loaded packages and modules for `_shadow`."""
+    _LOADED.update(name.partition(".")[0] for name in sys.modules)
 
 
 def _touch(late_folder: str) -> None:

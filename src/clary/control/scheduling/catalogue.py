@@ -59,7 +59,7 @@ class InstanceShape:
     def processes_per_host(self) -> int:
         """Processes on a host of this type: the settings' number, else one per GPU or NeuronCore, else one.
 
-        The official toolkits start as many.
+        The official toolkits start as many as without settings.
         """
         return self.processes or self.num_gpus or self.num_accelerators or 1
 
@@ -120,7 +120,7 @@ def _from_name(name: str, machine: Machine) -> InstanceShape:
 def _unknown(name: str) -> InstanceShape:
     """Parse an unknown name: a number of GPUs, a size in xlarges, or nothing.
 
-    Cached, because the search for a similar name takes 4 ms, and each look at a waiting job asks for its type.
+    Cached, because the search for a similar name takes 1 to 7 ms, and each look at a waiting job asks for its type.
     """
     gpus_match, size_match = _GPUS_IN_NAME.search(name), _SIZE_IN_NAME.search(name)
     num_gpus = int(gpus_match.group(1)) if gpus_match else 0

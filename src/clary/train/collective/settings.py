@@ -107,7 +107,7 @@ class CollectiveSettings:
         "30",
         _seconds,
         "seconds, more than 0",
-        "limit of one operation, the longest wait for a peer; with torch the script's timeout unless this is set",
+        "limit of one operation, the longest wait for a peer; in torch the script's limit comes first, else 1800",
     )
     connect_timeout_s: float = _setting(
         "CLARY_COLLECTIVE_CONNECT_TIMEOUT_S",

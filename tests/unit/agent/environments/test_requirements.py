@@ -122,7 +122,7 @@ def evaluate(prepared: PreparedEnvironment, expression: str) -> str:
 
 
 def test_without_requirements_the_environment_is_taken_as_it_is(original: Environment, tmp_path: Path) -> None:
-    prepared = prepare_environment(original, None, tmp_path, make_world=lambda: plain_world(tmp_path))
+    prepared = prepare_environment(original, None, tmp_path, make_world=lambda: pytest.fail("nothing is installed"))
     assert prepared.python == original.python
     assert prepared.was_cached
     assert not list(tmp_path.iterdir())

@@ -15,6 +15,7 @@ import pytest
 
 from clary.agent.environments.requirements import PreparedEnvironment
 from clary.agent.environments.variables import program_variables
+from clary.agent.host.sandbox import ProcessSpec
 from clary.agent.small_files import read_start
 from clary.agent.supervisor import wiring
 from clary.agent.supervisor.steps import Steps
@@ -234,7 +235,7 @@ def prepared_steps(steps_of, script: str) -> HostSteps:
 def test_a_program_is_started_as_it_was_planned(steps_of, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = prepared_steps(steps_of, "import os; print('port', os.environ['MASTER_PORT'])")
     steps.plan_program()
-    monkeypatch.setattr(steps, "_plan_of_program", lambda: pytest.fail("planned again"))
+    monkeypatch.setattr(steps, "_plan_of_program", lambda _ask: pytest.fail("planned again"))
     log = FakeLog()
     program = steps.start_program(log)
     try:
@@ -249,6 +250,15 @@ def test_another_interface_discards_the_plan_of_the_program(steps_of) -> None:
     steps.plan_program()
     assert steps._planned is not None
     steps.use_interface("eth7")
+    assert steps._planned is None
+
+
+def test_no_file_of_the_job_runs_before_the_order(steps_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = prepared_steps(steps_of, "")
+    monkeypatch.setattr(steps, "_ask", lambda _process: pytest.fail("asked"))
+    process = ProcessSpec(argv=("/opt/ml/code/mpirun",), environment={}, working_folder="/", rank=None, local_rank=0)
+    monkeypatch.setattr(wiring, "make_context", lambda *_args, ask, **_options: ask(process))
+    steps.plan_program()
     assert steps._planned is None
 
 
