@@ -11,6 +11,12 @@ if ! command -v "${CXX:-c++}" >/dev/null || ! [ -e /usr/include/gtest/gtest.h ];
     [ "${CI:-}" != true ] || { echo "In CI everything that tests need has to be there." >&2; exit 1; }
     exit 0
 fi
+run_tests() {
+    rounds=$1
+    build=$2
+    shift 2
+    CLARY_KILL_ROUNDS="${CLARY_KILL_ROUNDS:-$rounds}" ctest --test-dir "$build" --output-on-failure "$@"
+}
 for sanitizer in "$@"; do
     if [ "$sanitizer" = sample ]; then
         # By its last digit, and not by arithmetic: a shell takes 08 for octal, and stops.
@@ -24,5 +30,9 @@ for sanitizer in "$@"; do
     cmake --build "$build"
     # Sanitizers make processes slow to start: fewer of them are killed there.
     [ "$sanitizer" = none ] && rounds=60 || rounds=10
-    CLARY_KILL_ROUNDS="${CLARY_KILL_ROUNDS:-$rounds}" ctest --test-dir "$build" --output-on-failure
+    # As with the other tests (tools/run_tests.py): what failed runs once more, alone, and has to pass three times.
+    run_tests "$rounds" "$build" || {
+        echo "native tests: those that failed run again, and have to pass three times"
+        run_tests "$rounds" "$build" --rerun-failed --repeat until-fail:3
+    }
 done

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -183,6 +184,12 @@ class RawPeer {
 inline testing::AssertionResult contains(const std::string& text, const std::string& part) {
   if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
   return testing::AssertionFailure() << "\"" << part << "\" is not in \"" << text << "\"";
+}
+
+// The number of seconds that a text names after some words, or -1.
+inline double secondsAfter(const std::string& text, const std::string& words) {
+  size_t at = text.find(words);
+  return at == std::string::npos ? -1 : std::strtod(text.c_str() + at + words.size(), nullptr);
 }
 
 // That a transfer failed so.
