@@ -2,7 +2,8 @@
 
 Where: an engine starts one agent for each host of an attempt. The host belongs to a pool, whose bearer token is in
 `CLARY_POOL_TOKEN`; the token of the pool's first attempt is in `CLARY_AGENT_TOKEN`. The agent exits with 0 after a
-release or the end of the pool, 143 after a signal, 1 after a failure of its own, 2 for a wrong command line.
+release, after the end of the pool, or if the service is silent too long between attempts; with 143 after a signal, 1
+after a failure of its own, 2 for a wrong command line.
 
 A signal announces that the host will be taken back: the agent reports this to the service, which stops the whole gang.
 The agent exits once the gang has stopped (`supervisor.notice_period`).

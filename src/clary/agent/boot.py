@@ -1,10 +1,10 @@
 """Starts the agent of one host on a machine that the service does not run on: `python boot.py --service URL ...`.
 
-Where: a cluster's scheduler or a box's daemon runs it once per host. This file needs only Python 3.10 and its standard
-library, and no other file of Clary. It connects to the service, authenticates, reports the facts of the machine,
-fetches the agent's bundle by its digest, and executes the agent in the same process. Its child process forwards
-connections of agent and program from 127.0.0.1 to the service over TLS. If the service answers 410, no job needs this
-host, and the boot exits.
+Where: a cluster's scheduler or, on a box, the keeper of a lease runs it once per host. This file needs only Python
+3.10 and its standard library, and no other file of Clary. It connects to the service, authenticates, reports the facts
+of the machine, fetches the agent's bundle by its digest, and executes the agent in the same process. Its child process
+forwards connections of agent and program from 127.0.0.1 to the service over TLS. If the service answers 410, no job
+needs this host, and the boot exits.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def enrol(service: Service, options: argparse.Namespace, own: dict[str, Any], fo
         options: of the command line: tag, index and proof.
         own: `claim` and `report` of this boot.
         folder: of this host.
-    Raises: Unwanted if no job needs this host; Failed after SILENCE_LIMIT_S without an answer.
+    Raises: Unwanted if no job needs this host; Failed after SILENCE_LIMIT_S without an answer 200 or 202.
     """
     path = f"/clary/v1/allocations/{options.tag}/{options.index}"
     question = {**own, "wait_s": 0.0}
@@ -347,7 +347,10 @@ def _memory_bytes() -> int:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """Return the GPUs that the variables of this process's allocation name, or all GPUs if no variable is set."""
+    """Return the GPUs that the variables of this process's allocation name, or all GPUs if no variable is set.
+
+    A Slurm job whose variables name no GPU gets none.
+    """
     given = next(
         (
             os.environ[name]

@@ -101,7 +101,7 @@ def _serve(order: Mapping[str, Any], orders: int, answers: int) -> None:
 
 
 def _become_agent(order: Mapping[str, Any], announce: int, wait: int) -> NoReturn:
-    """Take over the order's session, output, folder and variables; wait; run the agent until its end."""
+    """Begin a session with the order's output, folder and variables; wait for the answer; run the agent to its end."""
     code = 1
     try:
         command, environment = list(order["command"]), dict(order["environment"])

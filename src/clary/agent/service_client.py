@@ -1,7 +1,7 @@
 """The agent's side of `contract.agent_protocol`: JSON over HTTP, with a connection for each kind of request.
 
-Where: `supervisor` reports facts, waits for orders and ships log lines through one `ServiceClient`. Each kind of
-request has its own connection and is used by one thread, so that a long poll never delays a heartbeat. Every request is
+Where: the supervisor of an attempt and its companions send everything through one `ServiceClient`. Each kind of request
+has its own connection and is used by one thread, so that a long poll never delays a heartbeat. Every request is
 idempotent (reports and lines are numbered), so after a broken connection a new connection is opened and the request is
 sent again; the caller limits the retries, with `BackOff` for the pauses.
 """

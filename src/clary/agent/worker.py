@@ -1,7 +1,6 @@
 """The background thread of the agent: rounds, one after the other, until it is stopped or aborted.
 
-Where: every loop of the agent except the supervisor's own is a `Worker`; its methods have the same meaning in every
-subclass.
+Where: most background threads of the agent are a `Worker`; the methods have the same meaning in every subclass.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Worker:
         self._wake()
 
     def join(self, timeout_s: float = _JOIN_S, *, is_vain: Callable[[], bool] = never) -> bool:
-        """Wait for the thread, even if it has not begun; return whether it has ended.
+        """Wait for the thread; return whether it has ended, or was never started.
 
         Args:
             timeout_s: longest wait; abort a hanging call before `join`.

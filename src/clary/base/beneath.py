@@ -58,9 +58,10 @@ _KINDS = {
 class Folder:
     """An open folder, and access to the files below it.
 
-    A path is text below the folder, with `/`; empty text names the folder itself. Every method raises OSError: ELOOP if
-    the path contains a link, ENOENT and ENOTDIR as usual, EINVAL for a path that is absolute or contains `..`, and
-    EPERM for a file of another kind than the method opens.
+    A path is text below the folder, with `/`; empty text names the folder itself. Methods raise OSError: ELOOP for a
+    link on the way to the last part of the path, or at the last part if the method opens it; ENOENT and ENOTDIR as
+    usual; EINVAL for a path that is absolute or contains `..`; and EPERM, or EISDIR for a folder, for a file of another
+    kind than the method opens.
 
     Args:
         descriptor: descriptor of the folder; the object owns it after the call.
@@ -136,7 +137,10 @@ class Folder:
         return open_regular(self._descriptor, path, flags)
 
     def open_fifo(self, path: str, flags: int) -> int:
-        """Open a named pipe without waiting for its other end; return a descriptor. Raises: ENXIO without reader."""
+        """Open a named pipe without waiting for its other end; return a descriptor.
+
+        Raises: ENXIO if it is opened for writing and has no reader.
+        """
         return _open_judged(self._descriptor, path, flags, is_wanted=stat.S_ISFIFO, kind="a named pipe")
 
     def read(self, path: str, *, max_bytes: int) -> bytes:
@@ -217,7 +221,10 @@ class Folder:
                     os.chmod(f"/proc/self/fd/{descriptor}", mode)  # independent of the umask
 
     def set_mode(self, path: str, mode: int) -> None:
-        """Set the permission bits of a regular file or folder. Raises: OSError; EPERM for any other kind of entry."""
+        """Set the permission bits of a regular file or folder.
+
+        Raises: OSError: ELOOP for a link, EPERM for any other kind of entry.
+        """
         with self._parent(path) as (folder, name), _looked_at(folder, name) as (descriptor, status):
             if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
                 raise _other_kind(path, "a regular file or folder", status)

@@ -84,7 +84,7 @@ def entries(
                 try:
                     status = os.stat(item.name, dir_fd=opened.fileno(), follow_symlinks=False)
                 except OSError:
-                    continue  # the folder was removed meanwhile
+                    continue  # the entry was removed meanwhile
                 entry = Entry(f"{place}/{item.name}" if place else item.name, status)
                 yield entry
                 if entry.is_folder and (max_depth is None or depth < max_depth):

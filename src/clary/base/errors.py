@@ -6,7 +6,11 @@
     |-- EngineError        hosts that could not be granted, started or stopped
     |-- StoreError         records that could not be written or read
     |-- ObjectStoreError   the S3 side: a request that the object store refused or did not answer
-    `-- AgentError         a step that failed on an agent's host
+    |-- AgentError         a step that failed on an agent's host
+    `-- CollectiveError    a failed collective of ranks (`train._native.errors`)
+
+Errors of queries over logs derive directly from ClaryError, too. The libraries of `train`, except collectives, have
+errors of their own.
 
 Every message names the object, the expected value, the actual value and what to do about it.
 """
@@ -32,7 +36,7 @@ class Fault(StrEnum):
 
 
 class ClaryError(Exception):
-    """Root of all errors that Clary raises on purpose.
+    """Root of the errors that service, agents, commands and collectives raise on purpose.
 
     Args:
         message: one or more plain sentences: object, expected and actual value, what to do.
@@ -68,7 +72,7 @@ class WireError(ClaryError):
     Args:
         code: AWS error code, for example `ValidationException`.
         message: text of the error as the client prints it.
-        http_status: 400 for the caller's errors, 403 for refused signatures, 5xx for errors of Clary.
+        http_status: 4xx for the caller's errors, among them 403 for refused signatures; 5xx for errors of Clary.
     """
 
     default_fault = Fault.USER

@@ -30,7 +30,7 @@ class ProcessEntry(NamedTuple):
 
     parent: int
     state: str  # one letter, as in proc(5)
-    started_at: int  # clock ticks since the machine started; with the pid it identifies a process for ever
+    started_at: int  # clock ticks since the machine started; with the pid it identifies a process until the next boot
     is_exiting: bool = False  # whether the process is exiting; freeing much memory or writing a dump takes long
     is_kernel_thread: bool = False
 

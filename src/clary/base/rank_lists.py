@@ -13,7 +13,7 @@ _SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 
 
 def rank_text(ranks: Iterable[int]) -> str:
-    """Return the ranks in order; evenly spaced ranks are one span."""
+    """Return the ranks in order; three or more evenly spaced ranks are one span."""
     rest = sorted(set(ranks))
     spans = []
     while rest:

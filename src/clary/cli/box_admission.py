@@ -1,4 +1,4 @@
-"""Checks a machine's answer to a probe before it becomes a box, and computes fingerprints of certificates. Pure.
+"""Checks a machine's answer to a probe before the machine becomes a box; computes fingerprints of certificates. Pure.
 
 Where: `hosts` and `join`.
 """

@@ -59,7 +59,7 @@ def box_note(box: Mapping[str, Any], daemon: str) -> str:
 
 
 def clock_words(name: str, ahead_s: float) -> str:
-    """Return a warning if the box's clock differs from this machine's clock by more than 2 s; else empty.
+    """Return a warning if the box's clock differs from this machine's clock by more than CLOCK_LIMIT_S; else empty.
 
     Args:
         name: name of the box.

@@ -113,7 +113,7 @@ class Connection:
 
     @contextlib.contextmanager
     def trusted(self) -> Iterator[None]:
-        """Make all clients of this process trust the service's certificate, with any library."""
+        """Make clients in this process that use OpenSSL's default certificates trust the service's certificate."""
         before = os.environ.get(CA_OF_OPENSSL)
         if self.ca_file:
             os.environ[CA_OF_OPENSSL] = self.ca_file

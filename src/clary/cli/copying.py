@@ -41,6 +41,7 @@ def place_of(connection: Connection, job: str, thing: str) -> str:
     """Return the URI of a part; a URI that ends with a slash is a prefix.
 
     Args:
+        connection: connection to the service.
         job: name of the job.
         thing: the part, a key of THINGS other than LOGS.
     Raises: WireError NotFound saying why the job has no such part.
@@ -93,6 +94,7 @@ def fetch_logs(connection: Connection, job: str, target: Path) -> Iterator[Copie
     """Write the log of each host to a file in the folder `target`, and yield each file.
 
     Args:
+        connection: connection to the service.
         job: name of the job.
         target: folder, made with its parents if it is missing; files are called HOST.log.
     """

@@ -1,4 +1,4 @@
-"""`clary environments`: lists and makes the Python environments that stand for images."""
+"""`clary environments`: lists, makes and removes the Python environments that stand for images."""
 
 from __future__ import annotations
 

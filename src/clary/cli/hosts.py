@@ -109,7 +109,7 @@ def run_resume(options: argparse.Namespace) -> int:
 
 
 def run_remove(options: argparse.Namespace) -> int:
-    """Remove boxes, and wait until they have ended all leases. Return 1 if a box has not answered."""
+    """Remove boxes, and wait until they have ended all leases. Return 1 if a box does not answer or takes too long."""
     connection = connect()
     for name in options.boxes:
         connection.post(_box_path(name, "remove"), {"force": options.force})

@@ -14,7 +14,7 @@ GAP = " "
 FACTOR = 1000.0
 BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 MS_PER_S = 1000
-# Suffix of a quantity's name -> format of its number; the longest matching suffix counts.
+# Suffix of a quantity's name -> its unit; the longest matching suffix counts.
 UNITS = {"_percent": "%", "_bytes": "B", "_bytes_s": "B/s", "_w": "W", "_c": "C", "_ms": "ms", "_s": "s"}
 _SCOPE_ORDER = {"host": 0, "gpu": 1, "rank": 2, "agent": 3, "machine": 4}
 _ALSO_BYTES = ("memory", "disk_used")  # quantities measured in bytes and in percent of the total
@@ -28,6 +28,7 @@ def metrics_text(page: Mapping[str, Any], *, lines: bool, names: str | None = No
     """Return the table of a page of series.
 
     Args:
+        page: the service's page of series.
         lines: whether spark lines are added.
         names: requested patterns; None if no pattern was given.
     """

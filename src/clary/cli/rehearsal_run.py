@@ -1,7 +1,8 @@
 """Carries out a rehearsal: creates two jobs, injects faults, follows both jobs to their ends, gathers their facts.
 
-Where: `clary rehearse` calls it; `control.rehearsal` decides on faults and verdict. The service knows no rehearsals,
-only jobs in which faults may be injected: if this program is killed, its jobs continue like any others.
+Where: `clary rehearse` calls it; `control.rehearsal` decides on faults and verdict. For the service, both jobs are jobs
+like any others in which faults may be injected: if this program is killed, they continue. Only if the service itself
+has started this program (`reconcile.desks.rehearsal_desk`), it stops them.
 """
 
 from __future__ import annotations
@@ -46,9 +47,13 @@ class JobWatch:
     """Follows one job, and injects its faults when they are due.
 
     Args:
+        connection: connection to the service.
         name: name of the job.
-        faults: planned faults, each with a step or a time.
         reader: finds training steps in log lines.
+        say: called with each change, in words.
+        faults: planned faults, each with a step or a time.
+        facts: the service's last answer on the job.
+        checkpoints: attempt -> last report of its hosts on checkpoints.
     """
 
     connection: Connection

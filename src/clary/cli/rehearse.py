@@ -1,6 +1,7 @@
 """`clary rehearse JOB`: run the job with faults and a twin without faults, and certify how the job resumes.
 
-Exit codes: 0 PASS, 1 FAIL, 3 INCONCLUSIVE; 2 for an impossible rehearsal, reported before anything starts.
+Exit codes: 0 PASS, 1 FAIL, 3 INCONCLUSIVE; 2 for an impossible rehearsal, reported before anything starts, and for a
+job that does not end within --timeout. After other errors: as `main`.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ EXIT_NO_PROGRAM = 127
 _TARGET = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9_:][A-Za-z0-9._:-]*")
 _PROGRAM = re.compile(r"[A-Za-z0-9_./+][A-Za-z0-9_./+-]*")
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9]*[= ].+")
-# Runs in any login shell of the box's user: no inner quotes, no character with a meaning to a shell.
+# Runs in any login shell of the box's user: the shell gets it in single quotes, so it contains no single quote.
 _STARTER = (
     "import sys,tempfile,runpy;"
     f'sys.version_info<(3,10) and sys.exit("{OLD_PYTHON}"+sys.version.split()[0]);'

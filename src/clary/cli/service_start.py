@@ -22,7 +22,7 @@ LONGEST_WAIT_S = 2 * LONGEST_START_S + SILENCE_S
 NOTE_INTERVAL_S = 10.0
 POLL_S = 0.05
 END_GRACE_S = 20.0  # a service that is stopped while it starts first ends its object store
-MAX_LINE_BYTES = 400  # bytes read from the end of the log's last line
+MAX_LINE_BYTES = 400  # bytes shown of the end of the log's last line
 
 Ready = TypeVar("Ready")
 

@@ -20,6 +20,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | 
     """Return rows below a header, columns aligned to the left and two spaces apart.
 
     Args:
+        header: titles of the columns.
+        rows: cells of each row, as many as there are columns.
         width: columns of the screen; long cells are folded at spaces to fit it; None: no cell is folded.
     """
     everything = [list(header), *[[visible(cell) for cell in row] for row in rows]]

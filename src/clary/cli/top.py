@@ -46,6 +46,7 @@ class Screen(Protocol):
         Args:
             line: counted from the top, from 0.
             column: counted from the left, from 0.
+            text: text to write.
             count: largest number of characters to write.
             attribute: curses attribute, such as A_BOLD.
         """

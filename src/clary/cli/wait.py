@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Poll each job in turn until it has reached the awaited state."""
+    """Poll each job in turn until it has reached the awaited state or has ended, or the time is over."""
     connection = connect()
     deadline = None if options.timeout is None else time.monotonic() + options.timeout
     found: list[Mapping[str, Any]] = []

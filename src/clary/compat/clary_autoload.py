@@ -1,11 +1,12 @@
 """Registers Clary with torch at the end of `import torch`, through the entry point in the library folder of jobs.
 
 Scripts may then call `init_process_group("smddp")` without further imports. They may also `import torch.sagemaker`, as
-in AWS's images, and `import torch._six`, as in images with torch 1. The module installs the hook of a job's
-DebugHookConfig and begins to record the times of training steps (`train.steps`). A failure in this module would fail
-`import torch` for jobs that never use Clary's parts, so any error leaves torch unchanged; scripts that import
-`smdistributed.dataparallel.torch.torch_smddp` themselves get the error. It runs in the user's environment, also in
-Python versions that Clary's train side does not support.
+in AWS's images, and `import torch._six`, as in images with torch 1. The module also starts the parts that a job
+requests: records of training steps (`train.steps`), profiles, patches of other libraries' trainers, the hook of a
+DebugHookConfig, and compilation of models. A failure in this module would fail `import torch` for jobs that never use
+Clary's parts, so any error leaves torch unchanged; scripts that import `smdistributed.dataparallel.torch.torch_smddp`
+themselves get the error. The module runs in the user's environment, also in Python versions that Clary's train side
+does not support.
 """
 
 import contextlib
@@ -64,7 +65,10 @@ class SagemakerFinder:
 
 
 def register() -> None:
-    """Make `torch.sagemaker` importable, and register the backend `smddp`, each unless AWS's own is installed."""
+    """Make `torch.sagemaker` importable, register the backend `smddp`, and start the parts that the job requests.
+
+    AWS's own `torch.sagemaker` and `smdistributed.dataparallel`, if installed, stay in use.
+    """
     if not any(isinstance(finder, type) and finder.__name__ == SagemakerFinder.__name__ for finder in sys.meta_path):
         sys.meta_path.append(SagemakerFinder)
     _take_ranks_of_mpirun()

@@ -2,15 +2,16 @@
 
 Where: torch calls `register` at the end of `import torch`, through the entry point in the library folder of jobs (as
 `clary_autoload`); `clary rehearse` sets the variable `CLARY_REHEARSAL`. It runs in the user's environment, also in
-Python versions that Clary does not support. torch before 2.5 calls no entry points: samples are not recorded there. An
-error in this module leaves the program unchanged, and ends the record.
+Python versions that Clary does not support. torch before 2.5 calls no entry points: samples are not recorded there. A
+failed write ends the record, and the program continues.
 
 One file for each process, one JSON object in each line, in the order of events:
 
     {"e": "begin", "rank": "0"}
     {"e": "batch", "i": [3, 1, 2]}    a batch reached the program; null where samples have no numbers
-    {"e": "step"}                     an optimizer has stepped; "o" numbers several optimizers
+    {"e": "step", "o": 0}             an optimizer has stepped; "o" is the number of the optimizer
     {"e": "line", "s": "step 1"}      the program printed a line
+    {"e": "problem", "s": "..."}      events of one kind cannot be recorded with this torch
     {"e": "full"}                     the record ends here, the training does not
 
 Printed lines are recorded, too, because the log does not give their order among batches and steps.

@@ -58,7 +58,7 @@ class BoxFacts:
     user: str
     num_cpus: int
     memory_bytes: int
-    gpus: tuple[str, ...] = ()  # UUIDs, or `gpu0` if no driver reports UUIDs
+    gpus: tuple[str, ...] = ()  # UUIDs; empty if no driver answers
     isolation: str = ""  # in words: "namespaces", "namespaces without root", "plain processes: ..."
     python_version: str = ""
     restarts: str = ""  # in words: what starts the daemon after a reboot
@@ -73,12 +73,12 @@ class LeaseReport:
     proof_digest: str = ""  # SHA-256 of the token that the boot program shows, in hex
     pid: int = 0  # process id of the boot, or of the agent that replaced it
     started: str = ""  # start time of that process in clock ticks since boot
-    why: str = ""  # reason for GONE, in words
+    why: str = ""  # reason for GONE, or why the lease could not be started yet, in words
 
 
 @dataclass(frozen=True, kw_only=True)
 class BoxReport:
-    """A daemon's report, which every request carries."""
+    """A daemon's report, which every poll carries."""
 
     run: str  # random id of this daemon process
     number: int  # grows with every report of a run: the service ignores older reports that arrive late
@@ -97,7 +97,7 @@ class LeaseOrder:
     lease: str
     tag: str
     index: int
-    job_name: str  # shown to people on the box
+    job_name: str  # name of the job; daemons do not use it
     boot: str  # SHA-256 of the boot's source
     wish: Wish = Wish.RUN
     may_start: bool = False  # whether the service knows the digest of the lease's proof

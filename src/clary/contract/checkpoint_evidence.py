@@ -20,7 +20,7 @@ class Evidence(StrEnum):
     CLOSED = "closed"  # its last writer closed it, and still ran or ended with exit code 0
     ENDED = "ended"  # the program closed it and ended with exit code 0
     LOG = "log"  # its name is that of a log, which is valid at any length; no evidence for other files
-    RESTED = "rested"  # only time: the file was unchanged for ten times the longest pause seen
+    RESTED = "rested"  # only time: the file was unchanged for ten times the longest pause seen, and for a minimum time
     LEFT_OUT = "left-out"  # for a name that a set may lack: the file was incomplete or was being rewritten
 
     @classmethod

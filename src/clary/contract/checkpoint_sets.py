@@ -57,7 +57,7 @@ class CheckpointSet:
     number: int  # grows by one with every set of the host under this prefix, whichever job wrote it
     job_arn: str
     attempt: int
-    taken_at: datetime  # when the folder was read; no file changed from then until all files were stored
+    taken_at: datetime  # when the folder was read; no file of the set changed from then until all of them were stored
     files: tuple[CheckpointFile, ...]
     folders: tuple[str, ...] = ()  # empty folders
     links: Mapping[str, str] | None = None  # path -> target of symbolic links to targets inside the folder

@@ -59,7 +59,7 @@ ENTERED, UNDER_WAY, WAITED_FOR, FINISHED, FAILED = range(5)
 STATES = ("entered", "under way", "waited for", "finished", "failed")
 NO_PEER = -1
 
-# Indexed by code; codes 1 to 11 equal those of `clary_collective` in native/include/clary/collectives.h.
+# Indexed by code; codes 1 to 11 are those of `clary_collective` in native/include/clary/collectives.h, plus 1.
 OPERATIONS = (
     "an operation",
     "all_reduce",
@@ -82,7 +82,7 @@ OPERATIONS = (
     "reduce_scatter_tensor_coalesced",
     "gradients",  # gradients of one backward pass of DistributedDataParallel
 )
-# Indexed by code; codes 1 to 10 equal those of `clary_dtype` in that header.
+# Indexed by code; codes 1 to 10 are those of `clary_dtype` in that header, plus 1.
 DTYPES = (
     "",
     "float32",

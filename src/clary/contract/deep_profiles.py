@@ -86,7 +86,7 @@ class RankProfile:
         step: number of finished steps at the last report.
         first_step: number of finished steps when the window began.
         bounds_ns: Unix times at which the window began and each of its steps ended.
-        wall_ns: Unix time and `monotonic_ns` of the machine's clock, read together when the window ended.
+        wall_ns, monotonic_ns: Unix time and monotonic time of the machine, read together when the window ended.
         boot_id: boot id of the machine's kernel: ranks with the same boot id share a clock.
         by_time: whether the window ended by time, because no step was observed.
         has_gpu: whether a GPU was recorded, too.

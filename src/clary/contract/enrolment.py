@@ -7,6 +7,7 @@ Where: `agent.boot` sends an Enrolment as JSON with `POST /clary/v1/allocations/
     200 Admission   the boot becomes the agent of that host
     202 Standby     other hosts have not joined yet: the boot asks again, and is answered within `wait_s`
     410             the host is refused: wrong proof, an INDEX that another boot has taken, an attempt that has ended
+    503             the scheduler is unavailable, or the enrolment cannot be stored: the boot asks again
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class NodeReport:
     isolation_why: str = ""  # sentences on missing isolation, if isolation is less than namespaces
     python_version: str = ""
     scratch: str = ""  # folder of this host on its node
-    free_port: int = 0  # free ports for the master of a job without a network of its own
+    free_port: int = 0  # a free port for the master of a job without a network of its own
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """The only table from fault to FailureReason, which clients show to users.
 
-Where: `control.jobs.transitions` formats the reason of a failed job; no other module writes a FailureReason.
+Where: `control.jobs.training_job` formats the reason of a failed job; no other module writes a training job's
+FailureReason.
 Source: FailureReason of DescribeTrainingJob; prefixes as the service prints them (`AlgorithmError`, `ClientError`,
 `CapacityError`, `InternalServerError`).
 """

@@ -104,7 +104,7 @@ class HostPlan:
 
     name: str  # algo-1
     index: int  # 0 for algo-1; not the node rank: launchers sort by name, algo-10 before algo-2
-    address: str  # address on the job's network; 127.0.0.1 without isolation
+    address: str  # address on the job's network; 127.0.0.1 if all hosts share one machine's network
     instance_type: str
     instance_group: str
     processes_per_host: int
@@ -184,7 +184,7 @@ class LaunchPlan:
     user_environment: Mapping[str, str]
     channels: tuple[Channel, ...]
     output: Output
-    object_store: Endpoint  # for the agents' direct requests to S3
+    object_store: Endpoint  # for the agents' requests to S3: the store, or this service for hosts on other machines
     job_endpoint: Endpoint  # the program's endpoint for AWS: this service, with the job's own key
     service_url: str  # address for the agents' reports
     agent_token: str = field(repr=False)  # bearer token of this attempt's agents
@@ -206,10 +206,10 @@ class LaunchPlan:
     checkpoint_flush_s: float = 600.0  # longest time for the last set after the program's normal end
     metric_definitions: tuple[MetricDefinition, ...] = ()
     log_rules: LogRules = field(default_factory=LogRules)
-    proxy_url: str | None = None  # the only route from hosts to the internet, for HTTPS; None: no route
+    proxy_url: str | None = None  # the only route to the internet of hosts with namespaces, for HTTPS; None: no proxy
     hang_timeout_s: float = 0.0  # longest standstill of a program; 0: no limit
     metrics_interval_s: float = 0.0  # interval of a host's measurements; 0: no measurements
-    restart_hung: bool = False  # whether to end a program after a longer standstill, and not only report it
+    restart_hung: bool = False  # whether to end a program that stands still, and not only report it
     health_checks: bool = False  # whether hosts check themselves and their links
     network_checked_for: str = ""  # previous job on these hosts, if their links were ok; links are not checked again
     health_action: HealthAction = HealthAction.WARN  # consequence of a sick host before the program starts

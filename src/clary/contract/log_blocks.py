@@ -1,8 +1,8 @@
 """Format of log lines in the spool of a host: blocks in segment files, each named by the number of its first line.
 
-Where: the agent's `log_segment` writes and reads the files; the service reads the files of a lost host's agent
-(`control.reconcile.log_salvage`). A block is a header (time in ms, rank or -1, size of the text in bytes) and the text
-in UTF-8.
+Where: the agent's `log_spool` packs blocks and its `log_segment` writes and reads the files; the service reads the
+files of a lost host's agent (`control.reconcile.log_salvage`). A block is a header (time in ms, rank or -1, size of the
+text in bytes) and the text in UTF-8.
 """
 
 from __future__ import annotations

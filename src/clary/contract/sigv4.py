@@ -42,7 +42,7 @@ SECURITY_TOKEN = "x-amz-security-token"  # noqa: S105 - the name of a header and
 # Advice on a session token that this service did not issue.
 TOKEN_HINT = "Keys of `clary env` come without a session token: unset AWS_SESSION_TOKEN."  # noqa: S105
 
-# Hop-by-hop headers that proxies rewrite and that clients therefore leave unsigned.
+# Headers that clients leave unsigned, because they hold the signature or because proxies rewrite them.
 UNSIGNED_HEADERS = frozenset({"authorization", "connection", "expect", "transfer-encoding", "user-agent"})
 
 HeaderPairs = Mapping[str, str] | Sequence[tuple[str, str]]

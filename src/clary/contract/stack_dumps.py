@@ -115,7 +115,7 @@ class ProcessDump:
     cpu_s: float
     num_waits: int  # waits that its main thread began while it was watched
     cpu_used_s: float  # processor time while it was watched, including all of its descendants
-    bytes_moved: int  # read and written while it was watched, files and connections, including all descendants
+    bytes_moved: int  # moved by read(2), write(2) and similar calls while it was watched, including all descendants
     threads: tuple[ThreadStack, ...]
     sockets: tuple[SocketState, ...]
     error: str = ""  # reason why the stacks are missing

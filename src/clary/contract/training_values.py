@@ -2,7 +2,7 @@
 
 Where: `POST /clary/v1/agents/{job}/{attempt}/{host}/training` carries a TrainingBatch; the answer is a TrainingReceipt.
 Findings are numbered from 0 over the life of one host in one attempt, so that no finding is stored twice. A program may
-also report its progress itself to STATUS_PATH (`control.server.training_routes`).
+also report its progress itself to STATUS_PATH (`control.server.agent_routes`).
 """
 
 from __future__ import annotations

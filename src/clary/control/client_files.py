@@ -1,8 +1,9 @@
-"""Files that make unmodified clients talk to this service: a SageMaker configuration, and the variables to export.
+"""A SageMaker configuration file, and environment variables, that make unmodified clients talk to this service.
 
-Where: the service writes the files when it starts; `clary env` prints the variables. The SDKs build their STS clients
-with a fixed https address. A default bucket in the SageMaker configuration makes the SDKs' calls to STS unnecessary;
-scripts that call STS themselves (`get_execution_role`) need `--tls`.
+Where: the service writes the file when it starts; `clary env` prints the variables, and writes the file for a service
+on another machine. The SDKs build their STS clients with a fixed https address. A default bucket in the SageMaker
+configuration makes the SDKs' calls to STS unnecessary; scripts that call STS themselves (`get_execution_role`) need
+`--tls`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def client_variables(
         settings: settings of the service.
         url: URL of the service.
         credentials: key pair of the caller.
-        client_folder: folder of the files that the service has generated.
+        client_folder: folder of the SageMaker configuration.
     """
     return {
         "AWS_ENDPOINT_URL": url,
@@ -74,11 +75,11 @@ def tls_variables(tls_folder: Path, *, proxy_url: str, environ: Mapping[str, str
         # Python's clients read the lower-case name first.
         "HTTPS_PROXY": proxy_url,
         "https_proxy": proxy_url,
-        # On this machine the proxy connects only to the service's own names.
+        # The proxy refuses other servers of this machine, except entries of setting `reachable_networks`.
         "NO_PROXY": no_proxy,
         "no_proxy": no_proxy,
     }
 
 
-# Variables that would direct clients to other endpoints than the service.
+# Variables that would add a foreign session token, or the settings of a profile.
 UNSET_VARIABLES = ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_PROFILE")

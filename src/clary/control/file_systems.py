@@ -36,6 +36,8 @@ def check_entry(file_system_id: str, entry: Mapping[str, Any], *, source: str) -
     """Refuse an entry of the settings with an invalid FileSystemId, an unknown key, or an invalid path or access.
 
     Args:
+        file_system_id: name of the entry.
+        entry: keys and values of the entry.
         source: file that contains the entry, named in the error.
     Raises: ContractError naming file, entry and key, with the expected and the actual value.
     """
@@ -64,7 +66,8 @@ def folder_below(directory_path: str, file_system_type: str) -> str:
 def located(channel: Channel, file_systems: FileSystems) -> Channel:
     """Return a channel with the folder of its file system filled in; a channel of another source is unchanged. Pure.
 
-    Raises: WireError(ValidationException) for a file system that the settings lack, or allow only for reading.
+    Raises: WireError(ValidationException) for a file system that the settings lack, or that the channel would write
+        though the settings allow only reading.
     """
     if channel.file_system_id is None:
         return channel
@@ -88,7 +91,7 @@ def located(channel: Channel, file_systems: FileSystems) -> Channel:
 
 
 def require_folder(channel: Channel, *, home: Path) -> None:
-    """Check that the folder of a located channel exists and shows no part of the state folder.
+    """Check that the folder of a located channel exists, and shows nothing of the state folder or of the kernel.
 
     Args:
         home: the state folder.

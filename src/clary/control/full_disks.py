@@ -1,8 +1,8 @@
 """One message for a full disk of the state folder: the folder, the free bytes, the bytes that are needed.
 
-Where: code that writes below the state folder calls `why_full` after a refused write, so that clients, commands and the
-log of the service show the same message. A disk counts as full before its last byte is used: SQLite, the object store
-and the agents need some space to work.
+Where: the service calls `why_full` when it starts, and code that writes below the state folder after a refused write,
+so that clients, commands and the log of the service show the same message. A disk counts as full before its last byte
+is used: SQLite, the object store and the agents need some space to work.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """ResourceConfig.InstancePreferences: choice among several instance types of a job. Pure.
 
-Where: CreateTrainingJob takes the first preference that can ever run on this machine, and keeps it in the stored
+Where: CreateTrainingJob takes the first preference that can ever run here, and keeps it in the stored
 request as SelectedInstanceType and SelectedInstanceCount; readers of a ResourceConfig call `settled`.
 Source: ResourceConfig, InstancePreference (AWS API reference): exclusions, and the place of InstanceCount.
 """

@@ -1,7 +1,7 @@
 """Settings of the service: each declared once, read from `settings.toml` and `CLARY_*` variables.
 
-Where: `clary up` and every command load them; no module below the server reads the environment. The environment
-overrides the file, the file overrides the defaults. A test compares `docs/settings.md` with `FIELDS`.
+Where: `clary up` and every command load them; no module below the server reads settings from the environment. The
+environment overrides the file, the file overrides the defaults. A test compares `docs/settings.md` with `FIELDS`.
 """
 
 from __future__ import annotations

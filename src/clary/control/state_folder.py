@@ -1,16 +1,16 @@
 """The state folder: all files of one service, and its keys.
 
-Where: the server and every command use it; no other module knows these names. Keys are files that only their owner can
-read.
+Where: the server and every command use it; the modules that fill a folder name the files in it. Keys are files that
+only their owner can read.
 
-    settings.toml   clary.db   service.log
+    settings.toml   clary.db   database.json   service.log
     run/service.json     address and process of the running service; beside it a copy, in case the file is damaged
     run/engine           source of jobs' hosts: local, slurm or boxes
     run/seaweed.json     ports and process of the embedded object store; beside it its log
     secrets/root.json    key pair of the service's owner; admin token; master key of job keys
-    client/              generated SageMaker configuration and endpoints file
-    objects/  logs/  jobs/<job>/<attempt>/  dumps/<job>/<number>/  profiles/<job>/<number>/  rehearsals/<job>/<number>/
-    cache/  tls/  environments/<name>/
+    client/              generated SageMaker configuration
+    objects/  logs/  jobs/<job>/<attempt>/  profiles/<job>/<number>/  rehearsals/<job>/<number>/
+    cache/  tls/  environments/<name>/  backups/  set-aside/  slurm/  boxes/
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class StateFolder:
 
     @property
     def cache(self) -> Path:
-        """Environments kept between jobs."""
+        """Environments and objects of channels, kept between jobs."""
         return self.root / "cache"
 
     @property
@@ -241,12 +241,12 @@ class StateFolder:
             replace_durably(path, json.dumps(asdict(record)).encode(), mode=0o644)
 
     def remove_service_record(self) -> None:
-        """Remove run/service.json and its copy, at the orderly end of a service."""
+        """Remove run/service.json and its copy."""
         for path in (self.service_record_path, self.service_record_copy_path):
             path.unlink(missing_ok=True)
 
     def write_secrets(self, kept: RootSecrets) -> None:
-        """Write the keys from a service's memory, after their file was lost or damaged."""
+        """Write the keys: at the first start, or from a service's memory after their file was lost or damaged."""
         replace_durably(self.secrets_path, json.dumps(asdict(kept)).encode())
 
     @property

@@ -1,1 +1,1 @@
-"""Shipped fakes and fixtures for tests; imported by tests only."""
+"""Shipped fakes and fixtures; only tests, benchmarks, tools and fuzz targets import them."""

@@ -1,14 +1,14 @@
 """Simulated machines in namespaces: a head for the service, and boxes, each with a real sshd.
 
-Where: each test module for boxes makes a `BoxBed`, and so does the benchmark `cluster`. Needs root and Debian's
-openssh-server.
+Where: each test module for boxes makes a `BoxBed`, and so do the benchmark `cluster` and tools/record_boxes.py. Needs
+root and Debian's openssh-server.
 
     head (10.99.0.254, bridge)     the service; `ssh box1` works there through the owner's own ssh configuration
-    box1 .. boxN (10.99.0.I)       sshd; users root and ml, with homes that last until the bed is stopped
+    box1 .. boxN (10.99.0.I)       sshd; users root and ml, whose homes survive a power cut
 
 Each machine is a network, hostname, mount and process namespace, whose first process is a shell; all its processes end
-with that shell, as in a power cut. Machines share this machine's files, except homes, /tmp, /run, the list of users,
-and the id of the kernel's boot, which changes with each start.
+with that shell, as in a power cut. Machines share this machine's files, except homes, /tmp, /run, the lists of users
+and hosts, and the id of the kernel's boot, which changes with each start.
 """
 
 from __future__ import annotations

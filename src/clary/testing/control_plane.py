@@ -53,7 +53,7 @@ LIMITS = deadlines.Limits(stop_grace_s=120, host_timeout_s=5, launch_timeout_s=6
 
 
 class FakeObjects:
-    """Reports every prefix in every bucket as existing, except those in `missing`."""
+    """Reports every bucket and every prefix as existing, except the buckets in `missing`."""
 
     def __init__(self) -> None:
         self.missing: set[str] = set()

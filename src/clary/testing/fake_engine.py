@@ -111,7 +111,7 @@ class FakeEngine:
         return f"/fake/set-aside/{job_name}"
 
     async def leftovers(self) -> list[str]:
-        """Return nothing."""
+        """Return an empty list."""
         return []
 
     def end_agent(self, job_name: str, host: str, *, attempt: int = 1) -> None:

@@ -2,8 +2,8 @@
 
 Where: tests of the agent run against it. It stores reports and log lines, and gives the orders that a test scripts, at
 once or when the host reaches a phase. Methods simulate failures of a service: `kill` and `restart` (state is kept, as a
-database would), `partition` and `heal` (packets vanish), `lose_answers` (the request was carried out, the answer did
-not arrive), `fail` (HTTP errors), `end_attempt`.
+database would), `partition` and `heal` (packets vanish), `lose_answers` and `swallow_answers` (the request was carried
+out, the answer did not arrive), `fail` (HTTP errors), `end_attempt`.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class FakeService:
 
     @property
     def phases(self) -> list[HostPhase]:
-        """Every phase that was reported, in order, without repetitions."""
+        """Every phase that was reported, in order, without immediate repetitions."""
         phases: list[HostPhase] = []
         for report in sorted(self.reports, key=lambda report: report.number):
             if not phases or phases[-1] is not report.facts.phase:
@@ -369,7 +369,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._serve(None)
 
     def do_POST(self) -> None:
-        """Answer reports and logs."""
+        """Answer reports, logs, samples and training records."""
         self._serve(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it

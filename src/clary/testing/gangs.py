@@ -1,6 +1,7 @@
 """Jobs whose rank, host or agent is killed: finds all processes of a job, and times its end after the kill.
 
-Where: tests/integration/jobs/test_fail_fast.py and `python -m benchmarks failfast`; each starts its own service.
+Where: tests/integration/jobs/test_fail_fast.py, and `python -m benchmarks failfast` and `recover`; each starts its own
+service.
 """
 
 from __future__ import annotations

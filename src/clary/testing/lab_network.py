@@ -6,8 +6,8 @@
 
 The namespaces are built as by the local engine (`network_building`), but without its anchor process: this process holds
 them. They have no names, the machine's own namespace is unchanged, and the kernel removes all namespaces and links when
-the block or this process ends. Links without delay and loss are veth pairs on a bridge in a namespace of its own,
-limited by token buckets in both directions; links with delay or loss are TAP devices of `clary_switch` (native/tools),
+the block or this process ends. If no link has delay or loss, links are veth pairs on a bridge in a namespace of its
+own, limited by token buckets in both directions; otherwise all links are TAP devices of `clary_switch` (native/tools),
 a child of this process. Needs root.
 """
 
@@ -75,7 +75,8 @@ class LabNetwork:
         link: link of every host, or one link per host.
         seed: seed of the loss; the same seed drops the same frames if they arrive in the same order.
         switch_program: `clary_switch`; by default CLARY_SWITCH_PROGRAM or build/native/clary_switch.
-    Raises: LabError naming the step; then no namespace, link or process remains.
+    Raises: ValueError for other numbers of hosts or links; on entry LabError naming the step, and then no namespace,
+        link or process remains.
     """
 
     def __init__(

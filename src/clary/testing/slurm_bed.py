@@ -1,10 +1,11 @@
 """A real Slurm in namespaces: a head and three nodes, with munge, slurmctld and three slurmd.
 
-Where: each module of tests/cluster makes a `SlurmBed` (`slurm_fixtures.py`, `slurm_service.py`), and so does each run
-of a machine benchmark. Needs root and Debian's slurmctld, slurmd, slurm-client and munge.
+Where: each test module of tests/cluster/slurm makes a `SlurmBed` (`slurm_fixtures.py`, `slurm_heads.py`), and so does
+each run of a machine benchmark. Needs root and Debian's slurmctld, slurmd, slurm-client and munge.
 
     head (10.88.0.254, bridge)        munged, slurmctld
-    node-1 .. node-3 (10.88.0.N)      slurmd; a tmpfs of its own at `scratch`; node-1 and node-2 have two GPUs each
+    node-1 .. node-3 (10.88.0.N)      slurmd; a tmpfs of its own at `scratch`; node-1 and node-2 have two GPUs each,
+                                      unless all nodes are alike
 
 Each machine is a network, hostname, mount and process namespace, whose first process is a shell. All processes on it
 end, as in a power cut, when that shell is killed or when the thread that started it ends. Names and addresses lie

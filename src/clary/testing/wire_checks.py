@@ -14,7 +14,7 @@ _PROTOCOLS = {"sagemaker": Protocol.JSON_1_1, "sagemaker-metrics": Protocol.REST
 
 
 def answers_in_shape(plane: ControlPlane) -> None:
-    """Make each call of the plane serialize its answer: a call fails if the model lacks a member of the answer."""
+    """Make calls of SageMaker and its metrics serialize answers: a call fails if the model lacks an answer's member."""
     call = plane.call
 
     async def checked(service: str, operation: str, **params: Any) -> Mapping[str, Any]:

@@ -65,7 +65,7 @@ gate = CaptureGate()
 
 
 def watch() -> None:
-    """Report captures to the gate from now on. A second call does nothing, nor does a call without torch or a GPU."""
+    """Report captures to the gate from now on. A second call does nothing, nor does a call before torch is imported."""
     for module, name in _KINDS:
         kind: Any = getattr(sys.modules.get(module), name, None)
         begin, end = getattr(kind, "capture_begin", None), getattr(kind, "capture_end", None)

@@ -1,7 +1,7 @@
 """Environment variables of ranks that mpirun starts under `clary run`, as a job's launcher would set them.
 
-Where: Horovod and our collectives for NumPy and TensorFlow, which form groups without torch, read the environment
-through it. With torch, `compat.clary_autoload` sets the same variables when torch is imported.
+Where: Horovod, SMP for TensorFlow, and our collectives for NumPy and TensorFlow, which form groups without torch, read
+the environment through it. With torch, `compat.clary_autoload` sets the same variables when torch is imported.
 """
 
 from __future__ import annotations

@@ -49,8 +49,9 @@ def extract_tar(
 ) -> ArchiveFacts:
     """Unpack a tar archive, plain or gzip, into `folder`, which is made if it is missing.
 
-    If several members have one path, the last member wins, as with tar. Owners and setuid bits are ignored; the owner
-    of an unpacked file can always read and write it. Links may point to anything inside `folder`.
+    If several files or links have one path, the last of them wins, as with tar; a folder and another member at one path
+    are refused. Owners and setuid bits are ignored; the owner of an unpacked file can always read and write it. Links
+    may point to anything inside `folder`.
 
     Args:
         stream: the archive from its first byte.

@@ -4,8 +4,8 @@ Where: `extraction` unpacks user code through this, `agent.artifacts` merges the
 
 The standard library's `tarfile` is not used for reading: it mistakes a damaged header in mid-archive for the end of the
 archive, reads headers of any size into memory and accepts negative sizes. This reader knows ustar, GNU long names and
-pax headers, which is what tar, Python, Go and Java write, and refuses every other format with an error that names the
-format.
+pax headers, which is what tar, Python, Go and Java write, and refuses every other format. The error names the format
+if it is a common one.
 Source: POSIX.1-2017 pax, "ustar Interchange Format" and "pax Interchange Format"; GNU tar manual, "Basic Tar Format".
 """
 
@@ -100,7 +100,8 @@ def read_members(stream: Readable, *, limits: ArchiveLimits, label: str) -> Iter
     Args:
         stream: the archive from its first byte; read to its end.
         label: name of the archive in messages, for example its URI.
-    Raises: AgentError (fault USER) naming archive, member, offset and reason; errors of `stream` propagate.
+    Raises: AgentError (fault USER) naming archive, member and reason, for damage also the offset; errors of `stream`
+        propagate.
     """
     archive = _Archive(stream, limits, label=label)
     while (member := archive.next_member()) is not None:

@@ -2,7 +2,7 @@
 
 Where: results (`model/`, `output/data/`) leave a host through this; the program has ended by then.
 
-Rules, in the order in which they apply to an entry:
+Rules:
 - Entries are sorted by name; a folder precedes its content.
 - A regular file is opened once, and its size is fixed at that moment. A file that grows later is cut at that size with
   a note; a file that shrinks or cannot be read is an error: an incomplete result is worse than no result.
@@ -101,7 +101,7 @@ def walk_tree(
 
     Args:
         sources: taken in this order.
-        notes: called for entries that are skipped, cut, or kept as links without content.
+        notes: receives a note on each entry that is skipped, cut, or kept as a link without content.
         follow_links: whether links are read through, for stores that have no links.
     Raises: AgentError naming the path that could not be read.
     """
@@ -161,7 +161,8 @@ class _Walk:
     def _root_on_disk(self) -> tuple[Parts, bool] | None:
         """Return the source's path below home and whether the source is a folder; None if it does not exist.
 
-        Raises: AgentError if the path or one of its parents is a link of the program that leads outside.
+        Raises: AgentError if the path is a link of the program that leads outside or nowhere, or if one of its parents
+            is a link.
         """
         below_home = self._root.relative_to(self._home).parts
         with _read_errors_named(below_home):

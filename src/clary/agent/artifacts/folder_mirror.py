@@ -2,8 +2,8 @@
 
 Where: the supervisor starts one mirror per folder with the program and finishes it before the host's work ends. Unlike
 checkpoints these files form no sets: each is stored by itself when it has changed. A worker's end mark is stored after
-all files that were written before it, so a reader of the store that sees the mark finds all files of the training. The
-program owns the folder: no link in its path or content is followed.
+all files that were written before it, except unreadable ones, so a reader of the store that sees the mark finds all
+these files. The program owns the folder: no link in its path or content is followed.
 """
 
 from __future__ import annotations
@@ -108,7 +108,10 @@ class FolderMirror(Worker):
             return home.folder("/".join(self._below))
 
     def flush(self) -> None:
-        """Start a round at once, after all writers have ended; later rounds follow as before until `finish`."""
+        """Start a round at once and store every changed file, because all writers have ended.
+
+        Later rounds follow as before until `finish`.
+        """
         self._is_quiet = True
         super().flush()
 
@@ -243,7 +246,11 @@ def _is_last(name: str) -> bool:
 
 
 def _files(folder: Folder) -> Iterator[tuple[str, _Mark]]:
-    """Yield the plain files below an open folder, except files still being written under a temporary name."""
+    """Yield the first `MAX_FILES` plain files below an open folder.
+
+    Names that begin with a dot are left out, because they belong to files that are still being written, and so are
+    names that are not UTF-8.
+    """
     number = 0
     for entry in entries(folder):
         if number >= MAX_FILES:

@@ -35,7 +35,7 @@ class Merge:
 
     Args:
         label: kind of the merged trees, for notes: `model` or `output`.
-        compares: false if there is one host only, whose content need not be hashed.
+        compares: false if all members come from one folder of one host; their content need not be hashed.
     """
 
     def __init__(self, sink: Sink, *, notes: NoteBook, label: str, compares: bool) -> None:

@@ -13,9 +13,10 @@ store reports. The last step removes the staged parts.
 
 [Note: repeated LEAD] An agent may get the order to lead again because its report was lost. While the staged parts
 exist, a repeated merge gives the same objects. They are removed only after a complete and verified merge. A mark in the
-metadata of a final object then proves that Clary removed them; it identifies the attempt and the parts. model.tar.gz
-carries the mark, because it is written after output.tar.gz; among loose objects one is marked after all of them are
-verified. Without the mark a missing part is an error.
+metadata of a final object then proves that Clary removed them; it identifies the attempt and the parts. Both archives
+carry the mark. If a model is due, only the mark of model.tar.gz counts, because that archive is written after
+output.tar.gz. Of the loose objects of each kind one is marked after all of them are verified. Without the mark a
+missing part is an error.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class _Lead:
         return UploadFacts(uploaded=tuple(reversed(uploaded)), notes=self._notes.lines())
 
     def _upload_kind(self, kind: ResultKind) -> str | None:
-        """Write the final objects of one kind and return their URI, or None without any content."""
+        """Write the final objects of one kind and return their URI, or None if there is nothing to write."""
         sources = result_sources(kind, self._tree, self._mounts)
         has_own = has_members(sources)
         parts = {part.host: part for part in self._staged if part.kind == kind.value}

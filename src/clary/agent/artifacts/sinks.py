@@ -29,7 +29,7 @@ class Sink(Protocol):
         """Complete and verify all objects. Raises: AgentError, ObjectStoreError if any content is missing."""
 
     def abort(self) -> None:
-        """Drop incomplete objects and end threads; does nothing after `finish`."""
+        """Drop incomplete objects and end threads; objects that `finish` has verified stay."""
 
 
 class ArchiveSink:

@@ -98,9 +98,9 @@ def stage_results(
         host: name of the host; part of the archive's name.
         tree: of the host, as the agent sees it.
         store: where the job's output goes.
-        notes: called for entries that are skipped or changed in the archive.
+        notes: receives a note on each entry that is skipped or changed in the archive.
         mounts: as for `result_sources`.
-    Raises: AgentError, ObjectStoreError; then no object was written.
+    Raises: AgentError, ObjectStoreError; an object that was written counts as missing then.
     """
     sources = result_sources(kind, tree, mounts)
     if not has_members(sources):

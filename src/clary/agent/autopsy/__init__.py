@@ -1,1 +1,1 @@
-"""State of a host's processes: stacks by py-spy; states, wait channels and connections from /proc."""
+"""State of a host's processes: stacks by py-spy; states, waits and connections from /proc; collectives from records."""

@@ -42,7 +42,7 @@ def dump_host(
     ml_folder: Path | None = None,
     is_ending: Callable[[], bool] = lambda: False,
 ) -> HostDump:
-    """Dump every descendant of a host's first process; block for about `LIMIT_S` at most.
+    """Dump the descendants of a host's first process; no run of py-spy on a further process begins after `LIMIT_S`.
 
     Args:
         first_pid: pid of the host's first process on the machine.

@@ -51,7 +51,7 @@ def command(pid: int) -> str:
 
 
 def bytes_moved(pid: int) -> int:
-    """Return the bytes that a process has read and written, files and connections alike."""
+    """Return the bytes that a process has moved by read(2), write(2) and similar calls, not by send(2) and recv(2)."""
     lines = dict(line.split(b": ") for line in read(f"/proc/{pid}/io").splitlines() if b": " in line)
     return int(lines.get(b"rchar", 0)) + int(lines.get(b"wchar", 0))
 

@@ -1,7 +1,8 @@
 """Verdict on whether a program makes progress, judged by counters seen from outside. Pure.
 
 Where: `progress_watch` takes a reading every few seconds and calls `judge`. This module knows nothing of steps or
-epochs, so a program counts as alive while it prints, reads, writes or sends anything. Any other program is
+epochs, so a program counts as alive while it prints anything, or while it reads, writes or sends more than
+`MOVED_BYTES_PER_S`. Any other program is
 
     idle      if it uses no processor: it waits for an event that does not occur. Ranks of a gang do so when one of
               them has stopped, skipped a collective, or lost its link.

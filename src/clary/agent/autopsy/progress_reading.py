@@ -1,7 +1,7 @@
 """Progress of a program, and the waits of its processes, read from /proc.
 
-Where: `progress_watch` calls these functions. Counters are summed over the live descendants of the host's first
-process. The counters of an ended process drop out of the sum, which the policy takes for activity.
+Where: `progress_watch` calls these functions. Counters are summed over the host's first process and its live
+descendants. The counters of an ended process drop out of the sum, which the policy takes for activity.
 Source: proc(5): /proc/PID/net/dev; the sources of the other counters are in `autopsy.process_state`.
 """
 

@@ -19,7 +19,7 @@ _FEWEST_READINGS = 20  # readings per limit: a shorter limit means more frequent
 
 
 class ProgressWatch(Worker):
-    """Watches the descendants of a process; no callback is called after `abort`.
+    """Watches a process and its descendants; no callback begins after `close` has returned True.
 
     Args:
         first_pid: pid of the first process of the host's program on this machine.

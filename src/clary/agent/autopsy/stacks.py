@@ -21,7 +21,7 @@ _NO_PYTHON = "Failed to find python version from target process"  # part of py-s
 _MAX_CHARACTERS = 300  # of a name
 _INTERPRETER = ("libpython", "python3")  # files whose calls add nothing to the calls of Python
 _STARTERS = ("clary_rank.py", "<frozen runpy>", "runpy.py")  # outermost frames of a rank's script, not reported
-_OURS = "/clary/train/"  # in the folder that jobs get; py-spy cuts off the path before this part
+_OURS = "/clary/train/"  # in the folder that jobs get; the path before this part is left out
 _MEASURING = ("clary/train/steps/", "clary/train/profiling/")  # wrappers around torch's calls
 
 

@@ -67,7 +67,7 @@ def fetch_channel(
         num_hosts: number of those hosts.
         cache: of this machine. With it the data becomes a snapshot in the cache, and the channel's folder stays empty.
             If the cache cannot be used, it only evicts entries to free disk space. The data is then fetched into the
-            folder, and the summary has the reason.
+            folder, and the summary has the reason, unless the cache is switched off.
         is_copied: whether the snapshot will be copied.
         why_not_kept: a reason not to use the cache for the data.
     Raises: AgentError: fault USER for data that is missing or cannot be files and for a full disk, naming key or

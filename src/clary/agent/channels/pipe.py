@@ -2,9 +2,9 @@
 
 Where: the supervisor starts one `PipeFeeder` per Pipe channel before the program and stops it after the program.
 
-Protocol of SageMaker: the program reads epoch 0 from `<data>/<channel>_0`; when it has closed that pipe, at the end of
-the data or earlier, `<data>/<channel>_1` appears, and so on without limit. The pipe of a finished epoch is removed, so
-that a program that opens it again gets an error instead of an endless wait.
+Protocol of SageMaker: the program reads epoch 0 from `<data>/<channel>_0`; when all data is written to that pipe, or
+the program has closed it earlier, `<data>/<channel>_1` appears, and so on without limit. The pipe of a finished epoch
+is removed, so that a program that opens it again gets an error instead of an endless wait.
 Objects follow each other without a separator, or wrapped as RecordIO; `CompressionType: Gzip` is unpacked during the
 transfer; with a shuffle seed every epoch has another order of objects.
 
@@ -36,7 +36,7 @@ from clary.contract.launch_plan import Channel
 from clary.contract.ml_tree import MlTree
 from clary.contract.object_store import ObjectStore
 
-_POLL_S = 0.02  # longest delay of a stop, and of the first byte for a new reader
+_POLL_S = 0.02  # delay of the first byte for a new reader, and of a stop while the feeder waits for the program
 _PIPE_MODE = 0o644  # the program may run as another user
 _PIPE_BYTES = 1 << 20  # the size that Linux grants every user
 _READ_BYTES = 1 << 18
@@ -76,12 +76,13 @@ class PipeFeeder:
         self._thread = threading.Thread(target=self._run, name=f"pipe-{channel.name}", daemon=True)
         self._selection: Selection | None = None
         self.failure: ClaryError | None = None
-        self.num_epochs = 0  # finished epochs, closed early or read to the end
+        self.num_epochs = 0  # finished epochs, closed early or written to the end
 
     def start(self) -> None:
         """Find the objects, make the first pipe and begin to feed.
 
-        Raises: AgentError, ObjectStoreError as `select_objects`; then the feeding has not begun.
+        Raises: AgentError, ObjectStoreError as `select_objects`; OSError if the pipe cannot be made; then the feeding
+            has not begun.
         """
         self._selection = select_objects(self._channel, store=self._store)
         place = channel_folder(self._channel, self._tree).parent.relative_to(self._tree.root)

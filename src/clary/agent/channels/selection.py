@@ -1,6 +1,6 @@
 """Selection of the objects of a channel for a host, and their names.
 
-Rules for `S3Prefix`, as in the SageMaker SDK's local mode (contract 3.1):
+Rules for `S3Prefix`, as in the SageMaker SDK's local mode:
 - If the URI is the key of an object, the channel is that object alone, under its base name.
 - Else the channel is every object whose key starts with the URI's key, named by the remainder of its key.
   `s3://b/input/code` and `s3://b/input/code/` give the same names to objects in that folder; the URI without the slash
@@ -8,8 +8,8 @@ Rules for `S3Prefix`, as in the SageMaker SDK's local mode (contract 3.1):
 - Keys that end in a slash are folders: created, but neither counted nor sharded.
 `ManifestFile`: a JSON array `[{"prefix": "s3://bucket/some/"}, "relative/key", ...]`; each key is appended unchanged to
 the prefix and is also the name of its file.
-`ShardedByS3Key`: of the keys in sorted order, host i of n gets the i-th, (i+n)-th, ...: each object goes to exactly one
-host.
+`ShardedByS3Key`: of the keys in sorted order, or in shuffled order with a shuffle seed, host i of n gets the i-th,
+(i+n)-th, ...: each object goes to exactly one host.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def with_unpacked_names(
         objects: of one host.
         selection: of the channel; no object may have the path of one of its folders.
         channel: for messages.
-    Raises: AgentError (fault USER) if two objects get the same path.
+    Raises: AgentError (fault USER) if two objects get the same path, or an object gets the path of a folder.
     """
     renamed = tuple(replace(item, path=(*item.path[:-1], _unpacked_name(item.path[-1]))) for item in objects)
     require_distinct(((item.path, item.key) for item in renamed), selection.folders, channel=channel.name)

@@ -57,6 +57,8 @@ def choose(
     Args:
         sights: state of the groups after the look.
         replaced: files that were whole when the look began and that other files have replaced.
+        now_s: monotonic time of the look.
+        pace: defines how long a file has to rest.
     """
     whole: set[str] = set()
     all_noise, single, waiting, unfinished, left_out = {}, {}, {}, {}, {}
@@ -109,9 +111,9 @@ def choose(
 
 
 def to_hold(sights: Mapping[str, Sight], *, now_s: float, pace: Pace) -> list[str]:
-    """Return files that might be replaced before they are at rest; files that always changed alone come first.
+    """Return files that might be replaced before they are at rest; files that repeatedly changed alone come first.
 
-    A file that has changed for the first time, or together with other files, is not returned, since it usually comes to
+    A file that has become busy only at this look, together with other files, is not returned, since it usually comes to
     rest.
 
     Args:

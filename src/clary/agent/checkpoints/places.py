@@ -1,7 +1,7 @@
 """Names of checkpoints: paths below the folder, keys below the prefix, and checks of both.
 
-Where: all modules of this package use it. Manifests and keys come from a bucket that anyone may have written to, names
-in the folder come from a program: no name may lead out of the folder or the prefix.
+Where: the modules that scan, upload, publish, list and restore use it. Manifests and keys come from a bucket that
+anyone may have written to, names in the folder come from a program: no name may lead out of the folder or the prefix.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Publisher:
             own: newest set of this host.
             is_behind: whether `own` may have new files; other hosts' sets are always read.
             is_given_up: once it returns True, no further copy is tried, and failures are not reported.
-        Returns: whether all files were copied, so that no other call is needed.
+        Returns: whether no file needs another try.
         """
         if not self._writer.is_first or not (is_behind or self._writer.others):
             return True

@@ -73,7 +73,7 @@ def why_not_whole(
 
 
 def unfinished_paths(announcements: Mapping[str, Announcement], sets: Mapping[str, CheckpointSet]) -> frozenset[str]:
-    """Return the announced paths of sets that do not exist."""
+    """Return the announced paths of sets that do not exist or are not whole."""
     return frozenset(
         path
         for host, announcement in announcements.items()

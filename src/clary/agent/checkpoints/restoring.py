@@ -88,8 +88,9 @@ def restore(
         host: this host.
         first: the job's host with the lowest number.
         others: the job's other hosts.
-    Raises: AgentError in three cases: a host of the job has no whole set (fault USER; the message names the defect of
-        each set), the disk is full, or a key would put a file outside the folder; ObjectStoreError. ObjectStoreError.
+    Raises: AgentError in four cases: a host of the job has only defective sets (fault USER; the message names each
+        defect), the disk is full, a key would put a file outside the folder, or the folder cannot be written;
+        ObjectStoreError.
     """
     started_s = time.monotonic()
     folder.make()

@@ -1,7 +1,8 @@
 """Scan of the checkpoint folder: its content at one moment.
 
-Skipped with a reason: sockets, named pipes, devices, links that leave the folder, names that are no UTF-8 text, and the
-folder name reserved for sets. A file that vanishes during the scan counts as missing.
+Skipped with a reason: sockets, named pipes, devices, links that leave the folder, names that are no UTF-8 text or too
+long, folders that are nested too deep, and the folder name reserved for sets. The folder in which another host's
+restore collects files is skipped without a reason. A file that vanishes during the scan counts as missing.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Where: `storing` gets the counts for a manifest, `host_checkpoints` writes restored counts for the program's hook. See
 `contract.step_counts` for the files; the program owns the folder, so no link in it is followed.
 
-Logs are not counted as newest files: programs also write to them after the checkpoint.
+Logs and text files are not counted as newest files: programs also write to them after the checkpoint.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StepCountSource:
 
     Args:
         folder: folder with the processes' counts.
-        restored: step counts of this host's restored set; valid until a process of the program counts.
+        restored: this host's restored set; its step counts are valid until a process of the program counts.
     """
 
     def __init__(self, folder: CheckpointFolder, restored: CheckpointSet | None = None) -> None:
@@ -100,7 +100,7 @@ class StepCountSource:
 
 
 def newest_ns(files: Iterable[CheckpointFile]) -> int | None:
-    """Return the mtime (ns) of the newest of some files, except logs, or None without such a file."""
+    """Return the mtime (ns) of the newest of some files, except logs and text files, or None without such a file."""
     return max((file.modified_ns for file in files if not _may_be_log(file.path)), default=None)
 
 

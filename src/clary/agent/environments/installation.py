@@ -42,7 +42,7 @@ from clary.contract.ml_tree import OPT_ML, MlTree
 
 INSTALL_FOLDER = "/opt/clary/install"  # path in the installer's view
 KEPT = "kept"  # the layer with the installed files
-_CACHE = "uv-hosts"  # plain processes use another cache, because build scripts could write into it
+_CACHE = "uv-hosts"  # plain processes do not use it, because their build scripts could write into it
 _PLAIN_CACHE = "uv"
 _PLAIN_LIST = "requirements.txt"
 # Variables of the machine that an installation, and so packages' build scripts, may see.

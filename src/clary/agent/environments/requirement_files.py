@@ -79,7 +79,7 @@ def read_requirements(source: Path, name: str) -> RequirementFiles:
 
     Missing files are ignored here; the installer reports them.
     Raises: AgentError with fault USER for a file that is no regular file below `source`, is too large or includes
-        itself, and for too many files.
+        itself, for an included path outside `source`, and for too many or too deeply nested files.
     """
     with Folder.at(source) as folder:
         reader = _Reader(folder, os.path.realpath(source))

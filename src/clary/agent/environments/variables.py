@@ -1,7 +1,7 @@
 """Variables of the program: the service's variables of every container, and the SM_* variables of AWS's launchers.
 
 Where: the supervisor merges them into a launcher's context. Every value is computed; from the agent's own environment
-only the names in `INHERITED` are copied.
+only the names in `INHERITED`, PIP_*, UV_* and, unless the user sets it, PATH are copied.
 Source: sagemaker-training 5.1.4 `Environment.to_env_vars` (compared with its own output in
 `tests/assets/sm_variables`); SDK 3.27 `container_drivers/scripts/environment.py` for variables that only SDK v3 sets.
 """
@@ -39,8 +39,9 @@ from clary.contract.settings.distribution import INSTANCE_GROUPS, DistributionKi
 from clary.contract.step_records import FOLDER_VARIABLE
 from clary.contract.training_values import STATUS_PATH
 
-# Variables that the user's Environment cannot change: they describe the platform. All other variables of the user take
-# precedence; PATH and NO_PROXY are joined.
+# Variables that the user's Environment cannot change: they describe the platform. Other variables of the user take
+# precedence, except variables of proxies in hosts with namespaces, of a warm pool's cache, and of CUDA on CPUs; PATH
+# and NO_PROXY are joined.
 RESERVED = frozenset(
     {
         "TRAINING_JOB_NAME",
@@ -56,7 +57,7 @@ RESERVED = frozenset(
         "S3_ENDPOINT_URL",
     }
 )
-# Variables copied from the agent's environment: this machine's libraries, certificates and packages.
+# Variables copied from the agent's environment: this machine's time zone, libraries, certificates and proxies.
 INHERITED = frozenset(
     {
         "TZ",
@@ -108,7 +109,7 @@ def program_variables(
         inside: `/opt/ml` in the program's view.
         python: interpreter of the prepared environment.
         shims_folder: folder put before the environment's own programs in PATH.
-        machine: the agent's environment, from which the names in `INHERITED`, `PIP_*` and `UV_*` are copied.
+        machine: the agent's environment, from which the names in `INHERITED`, `PIP_*`, `UV_*` and PATH are copied.
         brings_wandb_key: whether the code includes a key of Weights & Biases.
     """
     variables = service_variables(plan, host, inside, python=python, shims_folder=shims_folder, machine=machine)

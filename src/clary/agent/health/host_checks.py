@@ -25,8 +25,8 @@ from clary.contract.launch_plan import HostPlan, LaunchPlan
 
 _WRITE_BYTES = 4 * 1024 * 1024
 _CHUNK_BYTES = 256 * 1024
-_WRITE_S = 0.2  # time limit of the writes; 0.1 s more is for fsync
-_CHECK_S = 3.0  # for each check, even if a disk hangs
+_WRITE_S = 0.2  # time limit of the writes, without the fsync that follows
+_CHECK_S = 3.0  # for each check but that of the GPUs, even if a disk hangs
 _CLOCK_S = 1.0  # timeout of one answer of the service
 _CLOCK_TRIES = 3
 _MAX_ANSWER_BYTES = 64 * 1024

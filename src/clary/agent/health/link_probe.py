@@ -1,7 +1,8 @@
 """Measurement of the link from this host to one peer.
 
-Where: `network_program` runs one probe per peer, all concurrently. `measure_rate` runs last, for one peer at a time, so
-that no measurement of delay coincides with a burst. Every wait has a deadline; a value that was not measured is None.
+Where: `network_measuring` runs one probe per peer, all concurrently. `measure_rate` runs last, for one peer at a time,
+so that no measurement of delay coincides with a burst. Every wait has a deadline; a value that was not measured is
+None.
 
 A busy machine delays both programs and drops packets that it cannot process in time. So a timeout alone proves no
 fault: a wait counts only time in which this process could run (`_within`), the peer confirms that it has read all

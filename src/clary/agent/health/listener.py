@@ -1,12 +1,13 @@
 """Server side of a host's network program, to which peers send their measurements.
 
-Where: `network_program` opens one listener per host. A TCP connection begins with `hello NAME`. Each further line is
-answered by one line; after `burst` the sender sends bytes and closes its side before the answer:
+Where: `network_measuring` opens one listener per host. A TCP connection begins with `hello NAME stay`, or with `hello
+NAME once` for a burst. Each line is answered by one line; after `burst` the sender sends bytes and closes its side
+before the answer:
 
     echo TEXT          -> TEXT
     count              -> loss datagrams from NAME, datagrams that this namespace dropped because of full buffers
-                          (all datagrams in the socket are read before a line is answered: a delay of this process must
-                          not count as loss on the link)
+                          since the listener was made (before `echo` and `count` are answered, all datagrams in the
+                          socket are read: a delay of this process must not count as loss on the link)
     sum ROUND NUMBER   -> ok
     burst              -> number of bytes, seconds from the first byte to the last
 

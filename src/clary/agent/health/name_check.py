@@ -50,7 +50,7 @@ class NameCheck:
         os.close(write_end)
 
     def result(self) -> tuple[Mapping[str, str] | None, str]:
-        """Return the address of each name, or None and the reason."""
+        """Return the address of each name and "", or None and the reason; "" too if there was nothing to check."""
         if not self._pid:
             return None, ""
         ready, _, _ = select.select([self._answer], [], [], max(0.0, self._end_s - time.monotonic()))

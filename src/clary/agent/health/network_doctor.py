@@ -90,7 +90,7 @@ class NetworkDoctor:
     def port_reading(self) -> PortReading:
         """Wait for the first reading; afterwards the network program no longer uses the job's ports.
 
-        Raises: AgentError if it does not arrive in time.
+        Raises: AgentError if it does not arrive in time, or the program has ended.
         """
         if self._ports is None:
             self._ports = self._read(PortReading)
@@ -99,7 +99,7 @@ class NetworkDoctor:
     def reading(self) -> NetworkReading:
         """Wait for the reading of the network and its peers; afterwards the program still answers peers.
 
-        Raises: AgentError if it does not arrive in time.
+        Raises: AgentError if it does not arrive in time, or the program has ended.
         """
         self.port_reading()
         return self._read(NetworkReading)

@@ -3,7 +3,7 @@
 Where: `network_program` runs it; every line that it prints is one reading as JSON.
 
     connect to each peer -> delay, loss, MTU and silent ports concurrently -> a sum around all hosts, which is also a
-    barrier for all hosts -> rates, one peer after the other -> the barrier
+    barrier for all hosts -> rates, one peer after the other -> the reading -> answers to peers that still measure
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ async def _measure_rates(order: NetworkOrder, probes: list[LinkProbe]) -> None:
 
 
 async def _reach_through_others(order: NetworkOrder) -> Mapping[str, tuple[str, ...]]:
-    """Return the peers that answer through interfaces other than the job's."""
+    """Return interface -> the peers that answer through it, for interfaces other than the job's."""
     found = {}
     others = [item for item in interfaces.addresses().items() if item[0] != order.interface][:_MOST_INTERFACES]
     for name, address in others:

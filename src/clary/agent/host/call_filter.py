@@ -1,13 +1,14 @@
-"""The system call filter for every program of a host, as classic BPF for seccomp(2).
+"""The system call filter for the programs of a host with namespaces, as classic BPF for seccomp(2).
 
-Where: the first process makes the filter once; each process of the program loads it before exec (`confinement`).
+Where: the first process makes the filter once; each process of the program loads it before exec, or inherits it
+(`confinement`).
 
 The filter refuses the calls that Docker's default profile refuses to a container without extra capabilities: mounts,
 namespaces, keys, kernel modules, tracing of the kernel, clocks, file handles, io_uring, unusual personalities. A
 refused call fails with EPERM, as in a container. clone3 fails with ENOSYS, because a filter cannot read its flags; the
-C library then falls back to clone. Every call newer than this table fails with ENOSYS too. All calls of another ABI (32
-bits, x32) are refused. Unlike Docker, the filter permits NUMA policies (mbind and similar calls), pidfd_getfd and kcmp:
-they reach only the caller's own processes, and libraries for collectives use them.
+C library then falls back to clone. Every call newer than Linux 6.17 fails with ENOSYS too. All calls of another ABI
+fail: with EPERM for 32 bits, with ENOSYS for x32. Unlike Docker, the filter permits NUMA policies (mbind and similar
+calls), pidfd_getfd and kcmp: they reach only the caller's own processes, and libraries for collectives use them.
 Source: seccomp(2); moby profiles/seccomp/default.json; numbers from asm/unistd_64.h and asm-generic/unistd.h.
 """
 
@@ -35,7 +36,7 @@ _TIME_NAMESPACE_FLAG = 0x80  # for unshare only: in clone's flags this bit belon
 # Others turn off protections of memory: random addresses, non-executable pages.
 _PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0xFFFFFFFF)
 _AF_VSOCK = 40  # reaches the hypervisor, bypassing the host's network
-_HIGHEST_KNOWN = 469  # highest number in this table, on both architectures: Linux 6.17
+_HIGHEST_KNOWN = 469  # highest number of a call of Linux 6.17, on both architectures
 
 # Calls with the same number on every architecture.
 _REFUSED_EVERYWHERE = {

@@ -1,7 +1,8 @@
 """System calls that Python 3.11 does not offer: mounts, namespaces, capabilities, process attributes.
 
-Where: the first process of a host (`init`) calls it. Each function raises OSError with a text that names the call and
-its objects. The module has no heavy imports, because it runs before the user's program starts.
+Where: the first process of a host (`init` and its imports) calls it; other modules of the agent use single functions.
+A function that fails raises OSError with a text that names the call and its objects. The module has no heavy imports,
+because it runs before the user's program starts.
 Source: mount(2), mount_setattr(2), pivot_root(2), unshare(2), setns(2), prctl(2), capabilities(7), signalfd(2).
 """
 
@@ -56,7 +57,7 @@ _KEYCTL_JOIN_SESSION_KEYRING = 1
 _IOPRIO_GET_NUMBERS = {"x86_64": 252, "aarch64": 31}
 _IOPRIO_WHO_PROCESS = 1
 
-_SYS_OPEN_TREE = 428  # these three numbers are the same on every architecture
+_SYS_OPEN_TREE = 428  # this number and the next are the same on every architecture
 _SYS_MOVE_MOUNT = 429
 _OPEN_TREE_CLONE = 1
 _MOVE_MOUNT_FROM_DESCRIPTOR = 4

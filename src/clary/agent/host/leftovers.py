@@ -1,7 +1,8 @@
 """Removal of a program's leftovers on the machine: its private files and its cgroups.
 
-Where: `program.close` calls it, and `init` after the agent's death. It imports only modules that the first process of a
-host has already loaded.
+Where: `first_process` removes the host's folder with it at the end, and `init` folder and cgroups after the agent's
+death. Other modules of the agent remove folders of earlier programs with `remove_tree`. It imports only modules that
+the first process of a host has already loaded.
 """
 
 from __future__ import annotations

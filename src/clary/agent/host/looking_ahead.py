@@ -1,8 +1,8 @@
 """Scan of the machine's system folders in the background, before a host needs its result.
 
-Where: the agent starts the scan when it starts to prepare a job. A host that starts within the next seconds uses the
-result (`closed_files`); a host that starts later, or before the scan has ended, scans by itself. The scan runs in a
-process of its own: it takes a tenth of a second, or more than a second if it is the machine's first scan.
+Where: the agent starts the scan when it starts to prepare a job with namespaces that has no standby host. A host that
+starts within the next seconds uses the result (`closed_files`); a host that starts later scans by itself. The scan runs
+in a process of its own: it takes a tenth of a second, or more than a second if it is the machine's first scan.
 """
 
 from __future__ import annotations

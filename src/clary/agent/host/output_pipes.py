@@ -1,7 +1,7 @@
 """Pipes of a program's output: their capacity, and how long they may stay unread.
 
 Where: `program` reads the pipes. A program that prints line by line would wake its reader for each line; a reader that
-pauses between reads gets many lines at once. The pause is so short that only a writer faster than 100 MiB/s fills the
+pauses between reads gets many lines at once. The pause is so short that only a writer faster than 125 MiB/s fills the
 pipe, and then waits for less than the pause.
 """
 

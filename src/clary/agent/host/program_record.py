@@ -1,7 +1,7 @@
 """The record of a running program: its live processes, their exits, and its reports.
 
 Where: the reader thread of `program` writes it from the reports of the host's first process (`keeper` lists them);
-all other methods of a program read it or wait on it. All methods may be called from any thread.
+the program's methods read it, wait on it, and record acts of the agent. All methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ProgramRecord:
         self.not_isolated: tuple[str, ...] = ()
         self.num_forked = 0  # processes forked from the standby interpreter
         self.why_not_again: str | None = None  # reason why the host serves no other program, or ""; None until known
-        self.why_not_forked = ""  # a sentence, if processes that could have been forked were not
+        self.why_not_forked = ""  # reason, if processes that could have been forked were not
 
     def apply(self, report: Mapping[str, Any], *, sender: int) -> None:
         """Apply one report; `sender` is the sender's pid on the machine."""

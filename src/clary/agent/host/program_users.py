@@ -1,8 +1,7 @@
 """The users of a host's programs: the first process opens their namespace, checks it, and makes them owners of files.
 
-Where: `init` opens the namespace for a host of a root service; `host_root`, `machine_view` and `late_binds` make the
-users owners of files; `confinement` makes each process one of the users. The first process itself stays root of the
-machine.
+Where: `init` opens the namespace for a host of a root service; the modules of `mounts` make the users owners of files;
+`confinement` makes each process one of the users. The first process itself stays root of the machine.
 """
 
 from __future__ import annotations

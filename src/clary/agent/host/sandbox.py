@@ -49,7 +49,7 @@ class Bind:
 
 @dataclass(frozen=True, kw_only=True)
 class Sandbox:
-    """A host as its program sees it. For hosts that are plain processes, only resources and cgroup name are used."""
+    """A host as its program sees it. Plain processes ignore its namespaces, hosts file, binds and lists of folders."""
 
     isolation: Isolation
     hostname: str
@@ -60,7 +60,7 @@ class Sandbox:
     mapped_users: MappedUsers | None = None  # programs' users if the network belongs to them; otherwise root makes them
     hosts_file: Mapping[str, str]  # name -> address, for /etc/hosts
     resources: Resources
-    cgroup_name: str  # from `contract.cgroup_names`; a single folder name, unique among concurrent hosts
+    cgroup_name: str  # from `contract.limits.cgroup_names`; one folder name, unique among concurrent hosts
     binds: tuple[Bind, ...] = ()
     visible_folders: tuple[str, ...] = ()  # shown besides the folders that every host shows; changes stay private
     shows_whole_machine: bool = False

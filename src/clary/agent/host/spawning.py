@@ -1,8 +1,8 @@
 """Start one process of a program.
 
-Where: the keeper of a host forks here. Between fork and exec the child resets inherited state of the keeper: session,
-signals, descriptors. As in a shell, an error is written to the child's own output, and the exit code is 127 for a
-missing command, 126 for a command that cannot be executed.
+Where: the keeper of a host forks here, and `zygote_process` the standby interpreter. Between fork and exec the child
+resets inherited state of the keeper: session, signals, descriptors. As in a shell, an error is written to the child's
+own output, and the exit code is 127 for a missing command, 126 for a command that cannot be executed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def spawn(
         announce: called in the child after it has its own session and before other state is reset.
         parent_watched: whether to set a parent-death signal; in a PID namespace the process dies with its parent
             anyway.
-        confinement: entered last, before exec.
+        confinement: entered when all inherited state is reset, before the change of the working folder and exec.
         inherited_fds: descriptors that it inherits in addition to standard input and outputs.
     """
     read_end, write_end = os.pipe()
@@ -114,7 +114,7 @@ def _become(
 
 
 def find_command(command: str, environment: Mapping[str, str]) -> str:
-    """Return the file that a shell would execute for `command`, or else a path that does not exist."""
+    """Return the file that a shell would execute for `command`, or else a path that cannot be executed."""
     if "/" in command or not command:
         return command
     candidates = [f"{folder or '.'}/{command}" for folder in environment.get("PATH", _DEFAULT_PATH).split(":")]

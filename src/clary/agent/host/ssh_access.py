@@ -52,7 +52,7 @@ password required pam_deny.so
 session required pam_permit.so
 session optional pam_env.so
 """
-# The job's hosts are known by their key; other addresses in its network are not.
+# The job's hosts are listed in ssh_known_hosts; keys of other addresses in its network are accepted at first contact.
 _SSH_CONFIG = """\
 Host *
     StrictHostKeyChecking accept-new

@@ -1,6 +1,7 @@
 """Test whether this machine can isolate hosts.
 
-Where: the local engine calls it before it plans a job, `clary doctor` prints the result.
+Where: tests of hosts call it, to skip tests that this machine cannot run. The service probes with an anchor instead
+(`control.engines.local.isolation`).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def supports(isolation: Isolation) -> str | None:
 
 def probe() -> None:
     """Enter namespaces and mount as a host would; raise the kernel's error. Runs in a process of its own."""
-    from clary.agent.host.init import enter_own_user_namespace  # imported late: saves 14 ms of the service's start
+    from clary.agent.host.init import enter_own_user_namespace  # imported late: only the probing process needs it
 
     if os.geteuid() != 0:
         enter_own_user_namespace()

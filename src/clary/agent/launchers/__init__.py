@@ -7,9 +7,10 @@ context      inputs of launchers, and settings that their processes share
 selection    choice of a job's launcher
 command, toolkit, plain, torch_distributed, smddp, mpi, parameter_server, multi_worker_mirrored
 ranks        processes with ranks, for the launchers that start ranks themselves
+host_list    the variable that lists the job's hosts, for launchers inside the program
 jax_world    variables for jax: a coordinator, the number of processes, each process's index
 open_mpi     a real mpirun, if the environment or the machine has one
-shims/       files that run inside the program's environment; they import nothing of clary
+shims/       files that run inside the program's environment; they import nothing of clary (`shim_files`: their paths)
 """
 
 from clary.agent.launchers.context import LaunchContext, make_context

@@ -2,7 +2,7 @@
 
 Where: SDK v3's drivers, `@remote` and users' own commands are started by this launcher. No shell is added and no
 argument is changed, except on hosts that share this machine's files and have no `/opt/ml`: there `/opt/ml` in arguments
-is replaced by the host's own folder.
+and variables is replaced by the host's own folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:
-    """Return a note if arguments of the command were changed."""
+    """Return a note if `/opt/ml` in the command or in Environment was replaced."""
     words = (*(context.plan.command or ()), *context.plan.user_environment.values())
     if context.is_isolated or not any(str(OPT_ML) in word for word in words):
         return ()

@@ -39,7 +39,7 @@ class LaunchContext:
 
     @property
     def is_isolated(self) -> bool:
-        """Whether hosts have their own network, names and `/opt/ml`."""
+        """Whether hosts have their own names and `/opt/ml`, and, if `has_own_network`, their own network."""
         return self.plan.isolation is Isolation.NAMESPACES
 
     @property
@@ -65,7 +65,7 @@ class LaunchContext:
 
     @property
     def master(self) -> HostPlan:
-        """The peer with rank 0."""
+        """The peer with rank 0; without peers the job's first host."""
         return self.peers[0] if self.peers else self.plan.hosts[0]
 
     @property

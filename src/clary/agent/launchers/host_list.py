@@ -1,6 +1,7 @@
 """The list of the job's hosts for launchers inside the program; `deepspeed` on PATH uses it to start ranks.
 
-Where: every process of a job gets the list as one variable; see `shims/clary_deepspeed.py`.
+Where: processes of hosts that take part in the distribution get the list as one variable; see
+`shims/clary_deepspeed.py`.
 """
 
 from __future__ import annotations

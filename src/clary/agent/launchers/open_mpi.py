@@ -1,9 +1,9 @@
 """A real mpirun of Open MPI, if the environment or the machine has one.
 
-Where: `make_context` searches once per job; the mpi launcher depends on the result. MPICH and Intel MPI are ignored:
-their mpirun has other options, and then Clary itself starts the ranks. The job sets PATH, may have installed an mpirun
-of its own and may set variables that load code into any program, so the query of the version runs in the host of the
-job's program.
+Where: `make_context` searches on each host of a job with MPI; the mpi launcher depends on the result. MPICH and Intel
+MPI are ignored: their mpirun has other options, and then Clary itself starts the ranks. The job sets PATH, may have
+installed an mpirun of its own and may set variables that load code into any program, so the query of the version runs
+in the host of the job's program.
 """
 
 from __future__ import annotations

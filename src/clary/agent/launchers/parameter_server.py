@@ -33,7 +33,7 @@ _OPEN_SERVERS_OF_MXNET = (
 
 
 def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
-    """Return the single process of this host; the master's rank is 0."""
+    """Return the single process of this host; where there are servers, its rank is the host's index."""
     style = server_style(context.plan.environment.image)
     if style is ServerStyle.MXNET:
         return _build_mxnet(context)

@@ -1,6 +1,6 @@
 """The choice of a job's launcher.
 
-Where: the supervisor calls `select` once, when code and environment are ready.
+Where: the supervisor calls `select` when it plans the program, after code and environment are ready.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The image's own `train`: containers whose ENTRYPOINT takes that argument, and AWS's sagemaker-training toolkit.
 
 Where: used if the hyperparameters name no program (a container of the user's own), or if the job's Environment has
-CLARY_LAUNCHER=toolkit and the Python environment has a `train`.
+CLARY_LAUNCHER=toolkit. In both cases PATH must have a `train`.
 Source: SageMaker developer guide: `docker run IMAGE train`.
 """
 
@@ -20,7 +20,7 @@ def is_asked_for(context: LaunchContext) -> bool:
 
 
 def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
-    """Return the single process of this host, without SM_*, which the program derives itself.
+    """Return the single process of this host, without Clary's SM_*, which the program derives itself.
 
     Raises: AgentError if the environment has no `train`.
     """

@@ -2,7 +2,8 @@
 
     output_buffer (memory) -> log_intake (lines) -> log_spool (disk) -> log_shipper (service)
 
-Where: `supervisor` creates one; each arrow is a thread, so that no part waits for the next part.
+Where: `supervisor` creates one. One thread carries the output from the buffer to the disk, another from the disk to
+the service, so that the program waits for neither.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class HostLog:
         self._intake.open(key, rank=rank, prefix=prefix)
 
     def on_output(self, key: Hashable, data: bytes) -> None:
-        """Receive bytes of one stream, in order; empty bytes end it. Never wait for a disk or the service."""
+        """Receive bytes of one stream, in order; empty bytes end it. It waits as `OutputBuffer.put`, if at all."""
         self._buffer.put(key, data)
 
     def say(self, *sentences: str) -> None:
@@ -121,7 +122,7 @@ class HostLog:
             self._on_note(f"the service did not take the last log lines of this host within {timeout_s:g} s")
 
     def close(self, timeout_s: float) -> bool:
-        """End the shipper and remove the spool; return whether the thread ended in time."""
+        """End the threads and remove the spool; return whether the threads ended in time."""
         has_flushed = self._buffer.close(timeout_s)
         has_stopped = self._shipper.close(timeout_s)
         self._spool.close()

@@ -1,6 +1,6 @@
 """The thread that sends log lines from the spool to the service.
 
-Where: the supervisor starts it, and ends it after all lines are delivered; see `sender` for the delivery guarantees.
+Where: `host_log` starts it, and ends it after all lines are delivered; see `sender` for the delivery guarantees.
 `drain` ensures that all output is readable before a terminal status.
 """
 

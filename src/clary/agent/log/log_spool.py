@@ -7,10 +7,10 @@ removed once all its lines are stored.
 
 [Note: lines lost by a full spool]
 A full spool accepts no new lines. A line in the spool is never removed before it is stored, so each of them reaches the
-log, and a batch can be sent again unchanged. `log_intake` keeps a program's last lines in memory, so
-that the cause of a failure is named even if its line is lost. Where lines are missing, the log has a sentence with
-their number and the reason; that sentence and the agent's other lines are kept even if the disk is full. A full disk
-does not lose lines at once: `MEMORY_BYTES` of lines are kept in memory until the service has stored them.
+log, and a batch can be sent again unchanged. `log_intake` keeps a program's last lines in memory, so that the cause of
+a failure is named even if its line is lost. Where lines are missing, the log has a sentence with their number and the
+reason; that sentence and the agent's other lines are kept even if the disk is full. A full disk does not lose lines at
+once: `MEMORY_BYTES` of lines are kept in memory until the service has stored them.
 """
 
 from __future__ import annotations

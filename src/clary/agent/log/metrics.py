@@ -36,7 +36,8 @@ class MetricFinder:
 
     Args:
         definitions: the metrics to find; if empty, no process is started and lines are returned unchanged.
-        on_note: called once, with a sentence, for each definition that is not used or no longer used.
+        on_note: called once, with a sentence, for each definition that is not used or no longer used, and if the
+            matching process fails.
     """
 
     def __init__(self, definitions: Sequence[MetricDefinition], *, on_note: Callable[[str], None]) -> None:

@@ -4,10 +4,10 @@ Where: `host_log` adds output that `clary.agent.host` has read, and the supervis
 passes both to `log_intake`, in order. A disk can block a write for seconds (many dirty pages, an unreachable network, a
 failing medium), and no printing process may wait for it: output stays in this buffer meanwhile, up to `BUFFER_BYTES`.
 
-[Note: a full buffer] If lines arrive faster than this machine's processors can process them, the reader waits for room,
-which slows down the program briefly, as any pipe does, and loses no output. If a disk hangs, the reader waits for
-`STUCK_S` once and then drops output until there is room. The kernel's state of the writing thread distinguishes the two
-cases.
+[Note: a full buffer] If lines arrive faster than this machine's processors can process them, the reader waits for room
+for up to `BUSY_S`, which slows down the program, as any pipe does, and loses no output if there is room by then. If a
+disk hangs, the reader waits for `STUCK_S`. After either wait without success it drops output that finds no room, and
+waits no more until half of the buffer is free. The kernel's state of the writing thread distinguishes the two cases.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Parsers for nvidia-smi's output and for the kernel's log about GPUs. Pure.
 
-Where: `gpu_source` reads both. No GPU was available: the format of the lines is from NVIDIA's documentation and from
-other people's recorded output.
+Where: `gpu_source` reads the output, `xid_log` the log. No GPU was available: the format of the lines is from NVIDIA's
+documentation and from other people's recorded output.
 Source: `nvidia-smi --help-query-gpu`; NVML's nvmlClocksEventReasons (nvmlClocksThrottleReasons
 before driver 535); "XID Errors" of NVIDIA's documentation.
 """

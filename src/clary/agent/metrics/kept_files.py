@@ -1,7 +1,8 @@
 """Small kernel files that are read repeatedly and kept open within a budget.
 
-Where: all sources use it. A read of an open file costs a third of the open, and an open file of /proc/PID stays tied to
-its process: after the process's end reads fail, even if another process has the pid.
+Where: the sources of the agent, the machine and the program use it. A read of an open file costs a third of the open,
+and an open file of /proc/PID stays tied to its process: after the process's end reads fail, even if another process has
+the pid.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ FASTEST_BYTES_PER_S = 8 * GIB
 SHORTEST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.5
 LONGEST_COST_PAUSE_S = 0.25
-PAUSE_PER_COST = 4  # looks use at most a fifth of a processor, even near the limit
+PAUSE_PER_COST = 4  # looks use at most a fifth of a processor, unless one takes longer than 60 ms
 MAX_NAMED = 4
 
 

@@ -1,10 +1,10 @@
 """Watch that ends a host that exceeds its memory limit, where no cgroup enforces the limit.
 
-Where: every part that starts an untrusted program calls `watch_memory`: the supervisor for the job's program and its
-rules, installations through `host_command`. `memory_policy` has the policy. A host's memory is the private pages of its
-processes, their shared pages counted once, swap included, and the files in its own /dev/shm. Pages of files do not
-count, because the kernel frees them when needed. The limit is no defence against malicious programs: memory that is not
-mapped (a memfd) is missed.
+Where: every part that starts an untrusted program calls `watch_memory`: `host_program` for the job's program,
+`rule_world` for its rules, `host_command` for installations. `memory_policy` has the policy. A host's memory is the
+private pages of its processes, their shared pages counted once, swap included, and the files in its own /dev/shm. Pages
+of files do not count, because the kernel frees them when needed. The limit is no defence against malicious programs:
+memory that is not mapped (a memfd) is missed.
 Source: proc(5) for smaps_rollup and statm.
 """
 

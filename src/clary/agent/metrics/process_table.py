@@ -1,8 +1,8 @@
 """Table of the processes of a host's program, which are found cheaply and read repeatedly.
 
-Where: `program_source` creates one when the program starts. The host's cgroup, if it has one, lists the processes.
-Otherwise the machine's process list is read, and only new pids are opened: a process that does not start as a
-descendant of the first process never becomes one, because the first process adopts orphans.
+Where: `program_source` and `memory_watch` create one each when the program starts. The host's cgroup, if it has one,
+lists the processes. Otherwise the machine's process list is read, and only new pids are opened: a process that does not
+start as a descendant of the first process never becomes one, because the first process adopts orphans.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from clary.contract.metric_samples import MAX_COLUMNS, MAX_ROWS, SERIES_NAME, Sa
 
 MAX_BYTES = 10 * 1024 * 1024
 MAX_AGE_S = 2 * 3600.0
-MAX_BATCH_VALUES = 60_000  # rows per batch; half a megabyte as JSON
+MAX_BATCH_VALUES = 60_000  # values per batch; half a megabyte as JSON
 _ROW_BYTES = 200  # memory of a row in addition to its values
 
 
@@ -54,7 +54,7 @@ class RowStore(Outbox[Row]):
     def batch(self) -> SampleBatch | None:
         """Return the oldest rows, up to the size of one batch, or None.
 
-        Invalid names of series, series beyond the limit and infinite values are dropped.
+        Invalid names of series, series beyond the limit and values that are not finite are dropped.
         """
         rows = self.oldest(max_items=MAX_ROWS, weight_of=lambda row: len(row.names), max_weight=MAX_BATCH_VALUES)
         return _batch_of(rows) if rows.items else None

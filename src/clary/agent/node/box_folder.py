@@ -1,9 +1,10 @@
-"""The folder of a box's daemon: its settings, its token, its leases; each file is complete or missing.
+"""The folder of a box's daemon: its settings, its token, its leases; settings and token are complete or missing.
 
 Where: `installation` fills it, `daemon` and `keeper` use it. Only its owner may enter it.
 
-    config.json   ca.pem token the service that the daemon polls, and the daemon's credentials; the token has mode 0600
+    config.json, ca.pem, token          the service that the daemon polls, and the daemon's credentials
     node-DIGEST.pyz                     the daemon
+    node.log                            the daemon's output
     lock                                locked by the running daemon, contains its process
     leases/LEASE/...                    see `lease_files`
     boots/DIGEST.py                     boot programs from the service

@@ -1,8 +1,8 @@
 """The daemon of a box: it polls the service for leases, executes them, and reports their state.
 
-Where: `installation`, systemd or an older daemon starts it; one daemon runs per folder. It only opens outgoing
-connections. Leases keep running while the service is unreachable. An answer 410 means that the box was removed: the
-daemon ends all leases and removes itself.
+Where: `installation` or systemd starts it; one daemon runs per folder. It only opens outgoing connections. Leases keep
+running while the service is unreachable. An answer 410 means that the box was removed: the daemon ends all leases and
+removes itself.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Daemon:
         return True
 
     def _wait_after(self, trouble: str) -> None:
-        """Report a problem once and wait with backoff; ends of leases are recorded meanwhile."""
+        """Report a problem once and wait with backoff; the end of a keeper ends the wait."""
         if trouble != self._trouble:
             _say(trouble)
         self._trouble = trouble

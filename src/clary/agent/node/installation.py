@@ -38,7 +38,7 @@ class InstallError(Exception):
 
 
 def install(wanted: Mapping[str, Any], archive: Path) -> dict[str, Any]:
-    """Install and start the daemon; return its folder, digest and process.
+    """Install and start the daemon; return its folder, digest, process and the mechanism that restarts it.
 
     Args:
         wanted: name, url, ca_pem, token and scratch, all strings.

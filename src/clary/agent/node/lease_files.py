@@ -1,7 +1,8 @@
 """Files of one lease: its record, its keeper, its boot, its end.
 
-Where: `lease_table` writes the record before any process is started, `keeper` writes the other files. Each file is
-written once, in this order, so that the progress of the lease is known after any crash:
+Where: `lease_table` writes the record before any process is started, `keeper` writes the other files. If the keeper was
+killed or could not be started, `lease_table` writes the end. Each file is written at most once, in this order, so that
+the progress of the lease is known after any crash:
 
     record.json   lease, tag, index, the machine's boot id; beside it `proof`, the token for the boot program
     keeper.json   the keeper's process: the lease is not started a second time
@@ -80,7 +81,7 @@ class LeaseFiles:
         return self.folder / "noticed"
 
     def make(self, order: LeaseOrder, boot_id: str) -> LeaseRecord:
-        """Record a new lease with a new proof. Raises: OSError; then no record is left.
+        """Record a new lease with a new proof. Raises: OSError; then the lease counts as not recorded.
 
         Args:
             order: of the service.

@@ -209,7 +209,7 @@ class LeaseTable:
         self._starting[record.lease] = _Starting(process, time.monotonic())
 
     def _follow(self, lease: str, starting: _Starting) -> None:
-        """Check whether a started keeper has locked its lease."""
+        """Check whether a started keeper has recorded itself and its boot."""
         code, files = starting.process.poll(), self._files(lease)
         if files.read_keeper() is not None:
             if code is not None or files.read_boot() is not None:

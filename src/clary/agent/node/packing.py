@@ -13,7 +13,7 @@ from pathlib import Path
 
 import clary
 
-_PACKAGES = ("clary", "clary/agent", "clary/base", "clary/contract")  # packages whose `__init__` has only a docstring
+_PACKAGES = ("clary", "clary/agent", "clary/base", "clary/contract")  # get an empty `__init__`
 _MODULES = (
     "base/errors.py",
     "base/plain.py",

@@ -1,14 +1,14 @@
 """Decision whether the processes of a host have connected to the processes of other hosts. Pure.
 
 Where: `rendezvous_watch` passes it the connections of the host's network. Stores and coordinators of all launchers
-listen at MASTER_PORT of one host, jax's coordinator at the next port. A process has arrived once it is connected to one
-of the two ports:
+listen at MASTER_PORT of one host, jax's coordinator at the next port; users may name a further port by
+CLARY_COLLECTIVE_PORT or `ddp_port`. A process has arrived once it is connected to one of these ports:
 
 - a host with one process has arrived once the process is connected to such a port on any host, also its own: torch's
   rank 0 connects to its own store; torchrun, mpirun and users' commands count as one process, whatever they start;
 - on a host with several processes each process must hold a connection of its own;
-- a process that only listens at such a port, such as a coordinator without a client, has arrived once every other host
-  has connected to it.
+- if the only process of a host listens at such a port and connects to none, as a coordinator without a client does, it
+  has arrived once every other host has connected to it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MeetingPlace:
 
 
 def meeting_place(plan: LaunchPlan, host: HostPlan, *, num_processes: int) -> MeetingPlace | None:
-    """Return the place; None for a host without peers or without a network namespace of its own.
+    """Return the place; None for a host without peers, without a network namespace, or outside the distribution.
 
     Args:
         plan: of the attempt.

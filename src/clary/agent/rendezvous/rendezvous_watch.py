@@ -36,7 +36,7 @@ class RendezvousWatch(Companion):
 
     Args:
         place_of: returns the meeting place for a number of processes; None if ranks do not meet and no watch is needed.
-        board: receives `awaits_rendezvous` at once and `rendezvous_at` once all processes have arrived.
+        board: receives `awaits_rendezvous` at the start and `rendezvous_at` once all processes have arrived.
         give_up_s: time after which the watch assumes that the program meets no peers.
     """
 

@@ -1,8 +1,8 @@
 """Transfer of a program's saved tensors to the object store and to the rules that read them.
 
-Where: `program_companions` starts the transfer with the program, tells it when the program has ended, and lets it
-finish while results are uploaded, before the host is done. No error here ends the host, and no wait delays it for
-longer than `FINISH_S`.
+Where: `program_companions` starts the transfer with the program and tells it when the program has ended; `host_life`
+lets it finish after results are uploaded, before the host is done. No error here ends the host, and no wait delays it
+for longer than `FINISH_S`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class HostDebugging(Companion):
     def wait_stored(self, limit_s: float, *, is_vain: Callable[[], bool]) -> None:
         """Wait until saved files are stored.
 
-        Call it for programs without an upload, because `finish` waits only during an upload.
+        Call it if no upload may follow, because `finish` is called only after an upload.
         """
         deadline_s = time.monotonic() + limit_s
         for mirror in self._mirrors.values():

@@ -31,7 +31,7 @@ class HostProgram:
         program: the running program.
         sandbox: the program's host; a watch enforces its memory limit if the kernel does not.
         num_processes: number of processes at the start.
-        places: path in the program's view -> path on this machine, for the host's folders.
+        places: the program's names of folders that can become full -> path on this machine.
         feeders: feed the program's pipes; if a feeder fails, the program is ended.
     """
 
@@ -71,7 +71,7 @@ class HostProgram:
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether every process has ended with 0 and the agent has not ended the program before."""
+        """Whether every process has ended with 0, and neither the agent nor an outside signal ended the program."""
         return (
             len(self._seen) >= self.num_processes
             and all(item.exit_code == 0 for item in self._seen)

@@ -46,7 +46,7 @@ class LastFlush:
         return self._thread is not None and self._thread.is_alive()
 
     def expect_stop(self, grace_s: float, *, reason: str) -> None:
-        """Record an order to stop; a running flush gets no more time than the order's grace."""
+        """Record an order to stop: a running flush is limited by its grace, or after a failure by `FAILURE_FLUSH_S`."""
         if reason == FAILURE_REASON:
             self._is_of_failure = True
         else:

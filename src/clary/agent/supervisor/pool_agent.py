@@ -2,7 +2,7 @@
 
 Where: `python -m clary.agent` runs it. It is started for an attempt, and exits after it if the service also ends the
 pool. Otherwise it polls the service for the next attempt; the poll also tells the service that the previous attempt has
-ended. Each attempt has its own supervisor; no state is passed between attempts.
+ended. Each attempt has its own supervisor; only the object that prepares the next host outlives an attempt.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The program while it runs: ends of its processes, signals to end them, and the meaning of both.
 
-Where: the supervisor holds one `ProgramWatch` from the start of the program until its last process is gone. The watch
+Where: `host_life` holds one `ProgramWatch` from the start of the program until its last process is gone. The watch
 owns the thread that waits for exits; their meaning is decided in the supervisor's own thread.
 """
 
@@ -38,7 +38,8 @@ class ProgramWatch:
     Args:
         program: the running program.
         on_exits: called with the processes that have ended, each once.
-        on_gone: called when all processes have ended; after `stop`, when their child processes have ended, too.
+        on_gone: called when all processes have ended; after `stop` or a signal from outside, when their child processes
+            have ended, too.
         on_broken: called when the wait for exits itself failed.
         on_signalled: called once, before any exit that follows, when every process has received a signal that the agent
             did not send.

@@ -1,6 +1,6 @@
 """The two threads that keep in touch with the service: reports upwards, orders downwards.
 
-Where: started by the supervisor; both threads only pass the service's answers on, as events in the supervisor's queue.
+Where: started by the supervisor; both threads only pass the service's answers on to the supervisor.
 They survive an unreachable service: the program runs on, and the newest facts are reported when the service is back.
 The host is given up when the service is unreachable for `ORPHAN_TIMEOUT_S`, or reports that the attempt has ended.
 """
@@ -24,9 +24,8 @@ from clary.agent.worker import Worker
 from clary.contract.agent_protocol import HEARTBEAT_INTERVAL_S, ORDER_WAIT_S, Order, Report, ReportReceipt
 
 ORPHAN_TIMEOUT_S = 24 * 3600.0
-# The service gives a host up after three heartbeats of silence: the wait for a lost answer
-# must be shorter. Only the first wait is short: a service that does not answer then is slow, and repeated requests do
-# not help.
+# The service gives a host up after three heartbeats of silence: the wait for a lost answer must be shorter. Only the
+# first wait is short: a service that does not answer then is slow, and repeated requests do not help.
 FIRST_SILENCE_S = 1.5 * HEARTBEAT_INTERVAL_S
 
 logger = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ class Talk(Protocol):
 
 
 class Heartbeat(Worker):
-    """Reports the facts at each change of phase, and each `interval_s` in between.
+    """Reports the facts at each urgent change, such as a new phase, and each `interval_s` in between.
 
     Args:
         service: receives the reports.

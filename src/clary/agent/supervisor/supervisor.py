@@ -1,7 +1,8 @@
 """The agent's main object: keeps in touch with the service and runs one host of one attempt.
 
-Where: `python -m clary.agent` runs one. Only the thread of `run` changes state. All other threads (heartbeat, orders,
-log shipper, preparation, program watch, upload) put functions into the mailbox, which this thread calls.
+Where: `python -m clary.agent` runs one for each attempt. Only the thread of `run` changes the host's phase. All other
+threads (heartbeat, orders, log shipper, preparation, program watch, upload) put functions into the mailbox, which this
+thread calls; the heartbeat's thread passes requests in receipts directly to the companions.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from clary.contract.launch_plan import LaunchPlan
 
 SPOOL_FOLDER = "log-spool"  # below the host's folder
 EXIT_RELEASED = 0  # also after the service has reported the end of the attempt
-EXIT_FAILED = 1  # no assignment, or a defect of the agent
+EXIT_FAILED = 1  # no assignment, a defect of the agent, or a thread that does not end
 EXIT_TERMINATED = 143  # SIGTERM, as a shell numbers it
 SIGNAL_LOOK_S = 0.5  # longest delay until a notice is read
 ANSWER_HEARTBEATS = 2  # heartbeats from a notice until the service's order to stop is expected

@@ -26,7 +26,7 @@ WATCHED = (
 )
 WANDB_BEGIN, WANDB_END = "run-", ".wandb"  # the name of a log, before and after the ID of its run
 STATE_FILE = "trainer_state.json"
-STATE_FOLDERS = ("model", "checkpoints", "output")  # may hold transformers' checkpoints; upper levels are read
+STATE_FOLDERS = ("model", "checkpoints", "output")  # may hold transformers' checkpoints
 _RUN_ID_CHARACTERS = 8
 
 
@@ -44,7 +44,7 @@ class Place:
     """A file that is read."""
 
     kind: FileKind
-    run: str  # the folder of its run; empty if there is only one run
+    run: str  # the folder or the id of its run; empty for a kind without runs
     name: str = ""  # of the metric, if the file's name contains it
 
 

@@ -1,6 +1,7 @@
 """Reads the files of one host's training, each from the offset where the last poll ended.
 
-Where: `training_watch` polls every second or two, in its thread; findings go to its `FindingStore`.
+Where: `training_watch` polls every second in its thread, less often if a poll is expensive; findings go to its
+`FindingStore`.
 """
 
 from __future__ import annotations

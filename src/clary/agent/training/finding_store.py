@@ -2,7 +2,8 @@
 
 Where: `training_watch` appends and takes batches, both in its one thread.
 Pictures (histograms and images) have a limit of their own, so that they displace no scalar. A picture beyond the limit
-waits until it fits, or until a newer picture of its tag replaces it, so that the last picture of a tag is sent.
+waits, if `MAX_WAITING_BYTES` allow it, until it fits or a newer picture of its tag replaces it, so that the last
+picture of a tag is sent.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class FindingStore(Outbox[Finding]):
     """The findings of one host of one attempt; used by one thread.
 
     Attributes:
-        num_dropped: number of findings that were given up, that arrived too fast, or that are pictures replaced while
-            waiting.
+        num_dropped: number of findings that were given up or made room for newer findings, that arrived too fast, or
+            that are pictures replaced while waiting or without room to wait.
         num_unnamed: number of findings left out because there were too many names.
     """
 

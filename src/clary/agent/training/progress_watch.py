@@ -19,13 +19,13 @@ from clary.contract.training_values import TrainingProgress
 
 MAX_LINES = 6  # of lines that arrive together, only the last lines are read
 MAX_TRACKS = 32  # counters that are tracked
-MAX_LOOKS_PER_S = 50  # lines read; of a program that prints more, samples are read
+MAX_LOOKS_PER_S = 50  # lines read; of a program that prints more, the first lines of each second are read
 STALE_S = 600.0  # a counter that stood still for longer is replaced by a moving counter
 RATE_POINTS = 24
 RATE_SPAN_S = 600.0  # older points do not count for the rate
 LEAST_POINT_GAP_S = 1.0
 LEAST_POINTS = 3
-_TIMED_FACTOR = 4.0  # a counter that lasts this much longer than another is the training's counter
+_TIMED_FACTOR = 4.0  # a counter that lasts this many times as long as the most recent one is the training's counter
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +154,10 @@ class ProgressWatch:
             track.rate.add(now_s, sign.done)
 
     def _chosen(self, now_s: float) -> _Track | None:
-        """Return the counter of the training: the moving one that lasts longest; steps are preferred to epochs."""
+        """Return the counter of the training; steps are preferred to epochs.
+
+        It is the counter that moved last, unless another moving counter lasts `_TIMED_FACTOR` times as long.
+        """
         live = [track for track in self._tracks.values() if now_s - track.moved_s <= STALE_S]
         if not live:
             live = list(self._tracks.values())

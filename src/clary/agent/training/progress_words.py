@@ -1,6 +1,6 @@
 """Progress in the output of programs and in Hugging Face's state file. Pure.
 
-Where: `progress_watch` calls it with lines of the log that may hold progress.
+Where: `progress_watch` calls it with lines of the log that may hold progress, `file_reading` with the state file.
 Source: tqdm's default format (`desc:  45%|####5     | 450/1000 [00:12<00:15, 36.5it/s]`), which Lightning, Keras
 wrappers and transformers print too; `TrainerState` of transformers for trainer_state.json.
 """

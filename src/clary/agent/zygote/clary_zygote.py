@@ -1,4 +1,4 @@
-"""Imports the modules that most programs import first, waits, and forks the ranks of one program.
+"""Imports the modules that most programs import first, waits, and forks the ranks of programs.
 
     python clary_zygote.py SOCKET OUTPUT LATE_FOLDER RANK_SHIM NUM_AHEAD MODULE...
 
@@ -13,8 +13,9 @@ no script's folder on `sys.path`, it writes its output to a pipe as a rank does,
 thread or descriptor: the zygote refuses to fork if a library has opened one. In the rank, state that depends on when
 the process started is renewed: environment, arguments, import caches, seeds, time zone. The rank executes a new
 interpreter instead if a file of the program would have been imported in place of a loaded module, if code in the
-script's folder names a variable that such a module has read, or if anything fails before the program's first line. One
-difference remains: all ranks share the seed of `hash()` and the addresses of libraries.
+script's folder names a variable that such a module has read, if the user's folder of packages is new, if the job's
+library is another one, or if anything fails before the program's first line. One difference remains: all ranks share
+the seed of `hash()` and the addresses of libraries.
 """
 
 from __future__ import annotations
@@ -310,8 +311,8 @@ def _import_library(late_folder: str) -> None:
     """Import the modules that torch's entry points will import, from the package that the job's library links to.
 
     The modules get the names `clary.train...`, in a namespace package whose folder in the job's library does not exist
-    yet. Nothing is imported if the environment has a package `clary` of its own, or a torch that these modules do not
-    fit.
+    yet. Nothing is imported without the job's library, without torch, before Python 3.10, if the environment has a
+    package `clary` of its own, or if these modules do not fit its torch.
     """
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path.endswith(_LIBRARY_ENDING)]
     library = next((path for path in reversed(paths) if _is_within(path, late_folder)), "")

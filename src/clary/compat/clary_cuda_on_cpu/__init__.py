@@ -1,4 +1,4 @@
-"""Runs CUDA-only scripts on the CPU, for rehearsals; only if CLARY_CUDA_ON_CPU=1 is set.
+"""Runs CUDA-only scripts on the CPU, for rehearsals; only if CLARY_CUDA_ON_CPU is 1 or true.
 
 Where: torch calls `register` at the end of `import torch`, through the entry point in the library folder of jobs (as
 `clary_autoload`); `clary run --cuda-on-cpu` and a job's hyperparameter set the variable. It runs in the user's
@@ -12,10 +12,10 @@ has no effect there.
    belongs to a thread, so new threads enter the mode as well.
 2. `torch.cuda` is Python code over parts that a build for CPUs lacks: its functions are replaced by functions of a
    table.
-3. The few classes and functions that read their device before the mode can intercept the call are wrapped: autocast,
-   GradScaler, DistributedDataParallel, init_process_group, load. Alternatives fail: a private backend cannot be named
-   `cuda`, because torch reserves that name; replacing each factory would break scripting, and would miss unlisted
-   factories.
+3. The few classes and functions that read their device before the mode can intercept the call are wrapped, such as
+   autocast, GradScaler, DistributedDataParallel, init_process_group, load. Alternatives fail: a private backend cannot
+   be named `cuda`, because torch reserves that name; replacing each factory would break scripting, and would miss
+   unlisted factories.
 
 [Note: what differs] `x.cuda()` is `x` itself, not a copy. `torch.device("cuda").type` is `cpu`. Autocast to float16
 becomes autocast to bfloat16, which CPUs support. The CUDA generator is the CPU's generator. Batch norm is not

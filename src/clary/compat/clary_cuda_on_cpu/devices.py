@@ -14,7 +14,7 @@ _own = types.SimpleNamespace(current=0, asked_for=1)
 
 
 def num_devices() -> int:
-    """Return the number of made-up GPUs: the launcher's local size or a library's request, at least 1."""
+    """Return the number of made-up GPUs: the largest of launchers' local sizes, SM_NUM_GPUS and a library's request."""
     told = (os.environ.get(name, "") for name in _LOCAL_SIZES)
     return max([int(_own.asked_for), *(int(text) for text in told if text.isdigit())])
 

@@ -133,7 +133,7 @@ class ProcessGroupNCCL:
     """
 
     class Options:
-        """Accepts and keeps every option."""
+        """Accepts every option, and keeps `is_high_priority_stream` alone."""
 
         def __init__(self, **options: Any) -> None:
             self.is_high_priority_stream = bool(options.get("is_high_priority_stream", False))

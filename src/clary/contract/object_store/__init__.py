@@ -2,6 +2,7 @@
 
 uris         s3:// URIs as bucket and key
 connections  a pool of HTTP connections to one endpoint
+store_time   the time for signatures, corrected by the store's time
 exchange     one signed request and its answer, retried with back-off
 reading      downloads: streams that survive broken connections, parallel ranges into a file
 writing      uploads: single and multipart

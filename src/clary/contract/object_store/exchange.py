@@ -2,10 +2,10 @@
 
 Where: all modules of this package send their requests through `Exchange`.
 
-A request is retried if its connection cannot be made or breaks, after a timeout, and after an answer whose HTTP status
-or S3 error code is in `_RETRIED_STATUSES` or `_RETRIED_CODES`. A refusal because of this machine's wrong clock is sent
-again with the store's time. Other refusals, such as 404, are not retried, because the same request gets the same
-answer.
+A request is retried if its connection cannot be made or breaks, after a timeout, after an answer whose HTTP status or
+S3 error code is in `_RETRIED_STATUSES` or `_RETRIED_CODES`, and after an answer 400 that is not S3's own. A refusal
+because of this machine's wrong clock is sent again with the store's time. Other refusals, such as 404, are not retried,
+because the same request gets the same answer.
 Source: Amazon S3 API reference, "Error responses".
 """
 
@@ -217,7 +217,10 @@ class Exchange:
         return self.retrying(attempt, request)
 
     def once(self, request: S3Request) -> S3Response:
-        """Send a request once; the caller reads the answer and closes it. Raises: Trouble."""
+        """Send a request once; the caller reads the answer and closes it.
+
+        Raises: Trouble; ObjectStoreError (fault USER) for a key that is not UTF-8.
+        """
         target, query = self._target(request)
         url = f"{target}?{query}" if query else target
         connection = self._take()

@@ -1,7 +1,7 @@
 """The S3 client of agents and programs, `ObjectStore`.
 
-Where: agents use it with the plan's own endpoint and key to fetch channels and write artifacts; the debugger's trials
-use it in programs that have no boto3.
+Where: agents use it with the plan's own endpoint and key to fetch channels and write artifacts; `clary cp` copies with
+it; the debugger's trials use it in programs that have no boto3.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class ObjectStore:
         writing.put_object(self._exchange, bucket, key, body=body, headers=_metadata_headers(metadata or {}))
 
     def upload_file(self, bucket: str, key: str, path: Path) -> int:
-        """Store a file as an object, by parallel parts above 16 MiB; return its size.
+        """Store a file as an object, by parallel parts from 16 MiB on; return its size.
 
         Args:
             bucket: name of the bucket.

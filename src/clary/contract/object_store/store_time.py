@@ -1,6 +1,6 @@
 """Time for signing requests: this machine's clock, corrected by the store's time after a refused signature.
 
-Where: `exchange` signs with this time. A store refuses signatures whose time differs from its own by 15 minutes:
+Where: `exchange` signs with this time. A store refuses signatures whose time differs from its own by over 15 minutes:
 without this correction, a host whose clock is wrong, or is set while a job runs, could not store objects. AWS's own
 clients learn the time in the same way.
 """
@@ -28,7 +28,7 @@ class StoreTime:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ahead = timedelta(0)  # seconds by which this machine's clock is ahead of the store's
+        self._ahead = timedelta(0)  # time by which this machine's clock is ahead of the store's
 
     def now(self) -> datetime:
         """Return the time for a signature."""

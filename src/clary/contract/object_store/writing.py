@@ -1,8 +1,8 @@
 """Uploads to the store: one PUT for small objects, multipart for large objects and streams.
 
-Every body carries its CRC32, so a store refuses a body that was damaged in transit (the signed SHA-256 alone is not
-enough: SeaweedFS 4.48 checks the signature over the SHA-256, but not the body against the SHA-256). A multipart upload
-that cannot be completed is aborted, which frees its parts; no object appears under the key before completion.
+Every object and part carries its CRC32, so a store refuses a body that was damaged in transit (the signed SHA-256 alone
+is not enough: SeaweedFS 4.48 checks the signature over the SHA-256, but not the body against the SHA-256). A multipart
+upload that cannot be completed is aborted, which frees its parts; no object appears under the key before completion.
 Source: Amazon S3 API reference, "Uploading and copying objects using multipart upload".
 """
 

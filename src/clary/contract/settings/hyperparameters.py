@@ -37,7 +37,7 @@ COMPILE_DEBUG_VARIABLE = "CLARY_COMPILE_DEBUG"  # folder for the output of torch
 LEAST_HOST_SHARE = 0.01  # the kernel's smallest limit of processor time
 
 # Keys that toolkits consume themselves. Every other `sagemaker_*` key is a framework parameter (a launcher's setting),
-# and every key without this prefix is the user's.
+# and every other key is the user's.
 TOOLKIT_KEYS = frozenset(
     {
         PROGRAM,
@@ -91,7 +91,7 @@ def platform_text(hyperparameters: Mapping[str, str], name: str) -> str | None:
 
 
 def is_enabled(hyperparameters: Mapping[str, str], name: str) -> bool:
-    """Whether a switch of the platform is on: JSON `true`, or `True` as written by `str()`."""
+    """Whether a switch of the platform is on: `true` in any case, or another true JSON value, such as 1."""
     if name not in hyperparameters:
         return False
     value = parse_value(hyperparameters[name])

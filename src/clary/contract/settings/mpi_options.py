@@ -57,7 +57,7 @@ class MpiOptions:
 
     variables: dict[str, str | None]  # -x NAME (None: the environment's value) and -x NAME=VALUE
     mca: tuple[tuple[str, str, str], ...]  # (option, name, value), option as it was written without dashes
-    flags: tuple[str, ...]  # other options, as they were written
+    flags: tuple[str, ...]  # other options; a value follows its option as an item of its own
     problems: tuple[str, ...]  # one sentence for each option that is refused
 
     @property

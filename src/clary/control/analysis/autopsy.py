@@ -33,7 +33,7 @@ _ORDER = "the order of collectives"
 class Weight(StrEnum):
     """Strength of a suspicion."""
 
-    SUSPECT = "suspect"  # the rank does nothing while others wait for it
+    SUSPECT = "suspect"  # likely to block the job, such as a rank that does nothing while others wait for it
     WAITED_FOR = "waited for"  # the rank does other work: an evaluation, a checkpoint, a compilation
     NOTE = "note"
 
@@ -198,8 +198,8 @@ def _cut_links(dumps: Mapping[str, HostDump]) -> list[Suspicion]:
 def _odd_ranks(groups: Sequence[Group], dumps: Mapping[str, HostDump], counted: Counted) -> Iterable[Suspicion]:
     """Yield a suspicion for each rank that does not wait with the others, or called another collective than most.
 
-    Suspects the order of collectives if all ranks wait in different collectives and no rank is odd, or if ranks wait
-    for each other. Yields no suspicion while at least half of the waiting ranks make progress.
+    Suspects the order of collectives if all ranks wait, but not all in the same collective, and no rank is odd, or if
+    ranks wait for each other. Yields no suspicion while at least half of the waiting ranks make progress.
     """
     processes = {(host, process.pid): process for host, process in _ranks(dumps)}
     waiting = [group for group in groups if group.doing in (Doing.WAITS_FOR_RANKS, Doing.WAITS_FOR_GPU)]

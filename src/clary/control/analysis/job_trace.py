@@ -1,7 +1,7 @@
 """One OpenTelemetry trace of an ended job: the job, its attempts, the phases of each host. Pure.
 
-Where: `reconcile.trace_exporter` sends the trace. The spans below a host's attempt are the stretches that the ledger
-adds up.
+Where: `reconcile.trace_exporter` sends the trace. The spans below an attempt are the stretches of its hosts' time that
+the ledger adds up.
 Source: OTLP/HTTP with JSON, the protobuf JSON mapping of ExportTraceServiceRequest: identifiers in hex, 64-bit numbers
 as text. Identifiers are digests of the job, so that a trace that is sent twice is the same trace.
 """

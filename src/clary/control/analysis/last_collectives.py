@@ -1,9 +1,9 @@
 """Finds ranks that are behind in a collective or called another collective than their peers, from their records. Pure.
 
 Where: `autopsy` adds the result to the evidence of stacks. Each rank numbers the operations of a group by itself, so
-that equal numbers mean the same operation. A rank without a record is never reported as behind; sends and receives are
-shown and not compared. A group whose numbers do not match is left out: its ranks finished different operations under
-one number.
+that equal numbers mean the same operation. A rank without any record is never reported as behind. Sends and receives
+are shown and not compared, and neither is a group whose numbers do not match: its ranks finished different operations
+under one number.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class Counted:
 
     Attributes:
         crossing: text on ranks that wait for each other in different groups; empty without such ranks.
-        about: rank -> sentence on whether it has entered the operation in which other ranks wait.
+        about: rank -> sentence on whether it has entered the operation in which other ranks wait, or on the last
+            operation of an ended process.
         cleared: waiting ranks that no other rank waits for, while other ranks are waited for.
     """
 
@@ -109,7 +110,8 @@ class _Table:
     """One group, combined from the records of its known ranks.
 
     Attributes:
-        entered: rank -> the highest number that it has entered, for ranks with a record.
+        entered: rank -> the highest number that it has entered, for ranks with a record; 0 for a rank whose complete
+            record lacks the group.
         calls: rank -> number -> operation.
         held: rank -> the operation in which it waits.
     """
@@ -234,7 +236,7 @@ def _by_key(groups: Iterable[CollectiveGroup]) -> dict[_Key, CollectiveGroup]:
 
 
 def _disagreement(table: _Table) -> Disagreement | None:
-    """Return the first number under which ranks called different operations."""
+    """Return the disagreement under the first number for which ranks called different operations, or None."""
     for number in range(max(1, table.floor), table.front + 1):
         signatures = table.signatures(number)
         if len(signatures) < 2 or table.has_ended_well(number):
@@ -259,7 +261,7 @@ _Edge = tuple[int, _Table, list[int]]  # a rank, the group in which it waits, th
 
 
 def _waits(tables: Iterable[_Table]) -> dict[int, tuple[_Table, list[int]]]:
-    """Return for each rank that waits in a recorded group the ranks that have not entered the operation."""
+    """Return for each rank that waits for others the group, and the ranks that have not entered the operation."""
     return {
         rank: (table, behind)
         for table in tables
@@ -269,7 +271,7 @@ def _waits(tables: Iterable[_Table]) -> dict[int, tuple[_Table, list[int]]]:
 
 
 def _crossing(tables: Sequence[_Table]) -> list[_Edge]:
-    """Return a cycle of ranks in which each rank waits for the next, and the next waits in another group."""
+    """Return a cycle of ranks that wait in several groups, each rank for the next; empty without such a cycle."""
     waits = _waits(tables)
     for start in sorted(waits):
         came_from: dict[int, int] = {}

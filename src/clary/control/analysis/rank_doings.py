@@ -35,7 +35,7 @@ _GPU_CODE = (
     "cuLaunch",
 )
 _GPU_LIBRARIES = ("libcudart", "libcuda.so", "libamdhip64")
-# Parts of names of the NVIDIA driver's kernel functions, in which a process waits for a driver in trouble.
+# Beginnings of names of the NVIDIA driver's kernel functions, in which a process waits for a driver in trouble.
 _GPU_WAITS = ("nvidia_", "uvm_", "os_acquire_", "rm_ioctl", "_nv")
 _ENGINE_CODE = "torch::autograd::"  # in names of native functions of a thread that computes a backward pass
 _ENGINE_RESTS = "ReadyQueue::pop"  # in such a thread while it has no work
@@ -45,7 +45,7 @@ _BACKWARD = "_engine_run_backward"  # torch/autograd/graph.py; its callees are n
 _WRAPPERS = frozenset({"wrapper", "inner", "_wrap", "wait", "synchronize"})  # functions that only call another
 _LOADER_FILES = ("torch/utils/data/",)
 _LOADER_WAITS = ("torch/utils/data/", "multiprocessing/connection.py", "multiprocessing/queues.py", *_BETWEEN)
-# Parts of names of kernel functions: pipes and FIFOs, pages of files, network file systems, FUSE.
+# Parts of names of kernel functions: pipes and FIFOs, pages of files, network file systems, FUSE, flushes, journals.
 _FILE_WAITS = (
     "pipe_read",
     "wait_for_partner",

@@ -1,11 +1,12 @@
 """Finds the rank that the others wait for, and the reason: compute, input or network. Pure.
 
-Where: `server.pages.stragglers_page` gathers the hosts' measurements (`agent.metrics.step_source`) and calls it.
+Where: `server.pages.stragglers_page` and `reconcile.job_stragglers` gather the hosts' measurements
+(`agent.metrics.step_source`) and call it.
 
 [Note: who is slow]
 Ranks that train together have steps of the same length: a slow rank works longer, and the others wait in collectives
 for the difference. So each rank's own time is compared, its step minus its communication. The slowest is a straggler if
-it works a tenth of a step longer than the others, and did so for most of the examined time.
+it works a tenth of a step longer than the others by the medians, and a twentieth longer at two thirds of the moments.
 
     compute   its passes, optimizer or other work takes longer, or its host is refused processor time
     input     most of the difference is waiting for batches
@@ -86,7 +87,8 @@ class RankSteps:
     """Step times of one rank over a stretch of time.
 
     Attributes:
-        moments: milliseconds since 1970 -> times; all measured ranks have the same moments.
+        moments: number of a moment -> times. A number means the same moment for all ranks: milliseconds since 1970, or
+            the index of a part of the measured time. A rank lacks moments at which it was not measured.
     """
 
     rank: int
@@ -137,7 +139,7 @@ class StragglerVerdict:
         ranks: slow ranks of that host; empty if the reason is the network.
         text: the verdict in a sentence.
         evidence: sentences.
-        confidence: `high` or `medium`; empty if no rank is slow.
+        confidence: `high` or `medium`; empty if neither a rank nor the network is slow.
         lost_s: seconds of each step that would be saved if the host were as fast as the others; 0 if the reason is the
             network.
     """
@@ -171,7 +173,7 @@ def judge(ranks: Sequence[RankSteps], hosts: Mapping[str, HostFacts], *, has_gpu
     """Return the verdict: the slow host, its slow ranks and the reason, or no slow host.
 
     Args:
-        ranks: all ranks of a job; ranks without steps are left out.
+        ranks: all ranks of a job; ranks with fewer than LEAST_MOMENTS moments are left out.
         hosts: measurements of the ranks' hosts.
         has_gpus: whether ranks compute on GPUs; then a rank's own times do not show its waits for others.
     """

@@ -3,7 +3,7 @@
 Where: the ledger adds the stretches up. Rows of SecondaryStatusTransitions show the state of the job as a whole; facts
 of each host (timings of its preparation, its connections to the master port, ends of its processes, its newest
 checkpoint) tell how the host spent the time of a row. Time that the facts do not explain is counted as the row's
-status: a stretch is never computed from two clocks, and is never negative.
+status. Times by the hosts' clocks are moved into their row, so that a stretch is never negative.
 """
 
 from __future__ import annotations

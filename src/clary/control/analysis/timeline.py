@@ -15,7 +15,7 @@ from clary.control.jobs.training_job import TrainingJob
 
 STATUS = "status"
 CAUSE = "cause"
-FAILURE = "failure"  # a process that failed by itself, later than the cause
+FAILURE = "failure"  # a failure that is neither the cause nor a consequence of it
 CASCADE = "cascade"  # a process that failed as a consequence of the cause
 
 
@@ -31,7 +31,7 @@ class TimelineRow:
 
 
 def timeline(job: TrainingJob) -> list[TimelineRow]:
-    """Return the rows of the current attempt, oldest first."""
+    """Return the statuses of all attempts and the failures of the current attempt, oldest first."""
     rows = [
         TimelineRow(at=row.started_at, kind=STATUS, where="", what=f"{row.status.value}: {row.message}")
         for row in job.transitions

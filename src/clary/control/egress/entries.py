@@ -1,13 +1,13 @@
 """Entries of setting `reachable_networks`: services of the owner's own network that programs may reach.
 
-Where: `settings` parses and validates the entries, `policy` compares targets with them, `outlets` opens listeners for
-them.
+Where: `settings` validates the entries, `server.egress_site` parses them, `policy` compares targets with them, and
+`outlets` chooses the listeners of hosts for them.
 
     10.1.0.0/16           every TCP port of every address of the network
     10.1.0.0/16:5432      one TCP port of every address of the network
     192.168.7.20:5432     one port of one address; [fd00::20]:5432 for IPv6
     registry.lan:8080     one port of the addresses that the name has at the time of a request
-    127.0.0.1:8088        one port of this machine, whose addresses are never reached by an entry without a port
+    127.0.0.1:8088        one port of this machine, which an entry without a port or for a network never includes
 """
 
 from __future__ import annotations

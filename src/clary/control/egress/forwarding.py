@@ -32,8 +32,8 @@ async def forward(asked: Asked, near: Ends, far: Ends, *, idle_timeout_s: float)
         near: reader and writer of the client's connection.
         far: reader and writer of the target's connection.
         idle_timeout_s: longest time without a byte in either direction.
-    Raises: BadHead for ambiguous HTTP, before any byte of an answer was sent; TimeoutError after `idle_timeout_s`
-    without a byte; OSError or IncompleteReadError if a connection breaks.
+    Raises: BadHead for ambiguous HTTP, before any byte of the final answer was sent; TimeoutError after
+        `idle_timeout_s` without a byte; OSError or IncompleteReadError if a connection breaks.
     """
     length = heads.body_length(asked)
     activity = Activity(idle_timeout_s)

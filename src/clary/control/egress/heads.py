@@ -39,7 +39,7 @@ class BadHead(Exception):
 class Asked:
     """A parsed request of a client."""
 
-    name: str  # host in lower case, without brackets and without dots at the end
+    name: str  # host in lower case, without brackets and without a dot at the end
     port: int
     method: str = "CONNECT"
     path: str = ""  # path of an http:// request, with its query

@@ -1,7 +1,7 @@
 """Finds the user of this machine that a connection belongs to, by the kernel's list of sockets.
 
-Where: `connect_proxy` calls it, as its clients do not authenticate. Connections of the service's own user, such as its
-jobs' relays, have precedence over connections of other users.
+Where: `connect_proxy` calls it, as its clients do not authenticate. Connections of root and of the service's own user,
+such as its jobs' relays, have precedence over connections of other users.
 Source: sock_diag(7), linux/inet_diag.h.
 """
 

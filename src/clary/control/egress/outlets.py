@@ -1,8 +1,8 @@
 """Addresses in the owner's network that hosts reach as if they had a route, for clients without proxy support.
 
 Where: `LocalEngine` calls it when it makes a job's network; the anchor then listens in every host at the same address
-and port, and the host's /etc/hosts has the names. Only entries with a port are reached this way, over IPv4; whole
-networks and IPv6 are reached through the proxy.
+and port, and the host's /etc/hosts has the names. Only single addresses and names with a port are reached this way,
+over IPv4; whole networks, IPv6, and ports 80 and 443 of the internet are reached through the proxy.
 """
 
 from __future__ import annotations

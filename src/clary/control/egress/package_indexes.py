@@ -1,6 +1,6 @@
 """Package indexes that the owner has configured for pip and uv on this machine, as entries that programs may reach.
 
-Where: `server.service` adds them to setting `reachable_networks`: requirements of jobs are installed inside hosts,
+Where: `server.egress_site` adds them to setting `reachable_networks`: requirements of jobs are installed inside hosts,
 which have no other route to an index. An owner who sets PIP_INDEX_URL for the service thereby allows that address.
 Source: pip documentation, "Configuration"; uv documentation, "Environment variables" and "Indexes".
 """
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def index_entries(environ: Mapping[str, str]) -> tuple[Reachable, ...]:
-    """Return an entry for each index that pip or uv would search with these variables."""
+    """Return an entry for each index that pip or uv would search with these variables and their configuration files."""
     entries = {}
     for url in _urls(environ):
         try:

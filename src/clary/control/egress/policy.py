@@ -4,8 +4,9 @@ Where: `connect_proxy` calls `may_ask` before it resolves a name, and `judge` wi
 opens a connection; `outlets` calls `judge` for addresses that hosts reach without a proxy. A refusal does not reveal
 whether the target listens, because the proxy has not connected to it.
 
-    an entry of `reachable_networks` covers it    -> connected; on this machine only if the entry names the port
-    an address of the internet, port 443          -> connected if setting `internet` is on
+    an entry of `reachable_networks` covers it    -> connected; on this machine only if the entry names the port, and
+                                                     a single address or a name
+    an address of the internet, port 443          -> connected by CONNECT if setting `internet` is on
     pypi.org and its host of files, port 443      -> as above, at any address that DNS returns, but not on this machine
     any other target                              -> refused
 """
@@ -45,7 +46,7 @@ class EgressPolicy:
         has_internet: setting `internet`.
         reachable: setting `reachable_networks`, and further entries that the owner has named.
         own_ports: ports of this machine that belong to the service itself and its store.
-        own_places: addresses and ports of the service on other machines, such as its database's.
+        own_places: addresses and ports of servers that the service uses, such as its database's.
     """
 
     has_internet: bool

@@ -1,7 +1,8 @@
 """Resolves names in separate threads, so that names without an answer delay no other work.
 
-Where: `connect_proxy` uses it. `getaddrinfo` cannot be cancelled, and the event loop's own threads do the service's
-work. Each client has a few threads at most: names whose servers never answer delay only the client that requests them.
+Where: `connect_proxy` uses `Resolver`; `outlets` and `egress_site` use `addresses_of`. `getaddrinfo` cannot be
+cancelled, and the event loop's own threads do the service's work. Each client has a few threads at most: names whose
+servers never answer delay only the client that requests them.
 """
 
 from __future__ import annotations

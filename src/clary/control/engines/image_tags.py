@@ -120,7 +120,7 @@ def choose_environment(
 
 
 def differences(wanted: Wanted, modules: Mapping[str, str]) -> Sequence[str]:
-    """Return how an environment differs from an image, each as `THIS instead of THAT`; empty if it does not."""
+    """Return how an environment differs from an image, each as `THIS instead of THAT` or `no THIS`."""
     found = []
     version = modules.get(wanted.module, "")
     if wanted.module and wanted.module not in modules:

@@ -1,10 +1,11 @@
 """Chooses the Python environment that is used for a container image.
 
-Where: CreateTrainingJob resolves the image to refuse unknown images at once; the planner resolves it again for the
-plan. There are no containers: an image is mapped to an environment by its `repo:tag`; the registry is ignored, because
-it only names account and region. The patterns of setting `images` have precedence (the most specific first). Then AWS's
-own images are mapped to the environment whose framework and Python have the versions of the tag, else to the default
-environment if it has the framework. Every other image is refused with the lines to add to settings.toml.
+Where: CreateTrainingJob resolves the image to refuse unknown images at once; `reconcile.launching` resolves it again
+for the plan. There are no containers: an image is mapped to an environment by its `repo:tag`; the registry, which only
+names account and region, matters only to a pattern that contains it. The patterns of setting `images` have precedence
+(the most specific first). Then AWS's own images are mapped to the environment whose framework and Python have the
+versions of the tag, else to the default environment if it has the framework. Every other image is refused with the
+lines to add to settings.toml.
 
 Pure except for the given `Probe`.
 """
@@ -149,7 +150,7 @@ def no_torch(probe: Probe) -> str:
 
 
 def why_default_fails(settings: Settings, probe: Probe) -> str:
-    """Return why images of AWS's frameworks cannot run in the default environment; empty if they can."""
+    """Return why AWS's images of PyTorch cannot run in the default environment; empty if they can."""
     python = default_python(settings, probe)
     if python is None:
         return no_torch(probe)

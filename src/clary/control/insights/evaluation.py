@@ -17,7 +17,7 @@ from clary.control.insights.values import Value, number_of, sort_key, text_of, t
 MAX_RESULT_CHARACTERS = 8 << 20
 MAX_GROUPS = 10_000
 MAX_DISTINCT = 100_000  # values that count_distinct stores, over all groups
-_SPARE_ROWS = 1_000  # rows above the limit that are collected before the rows that come last in the order are dropped
+_SPARE_ROWS = 1_000  # rows above twice the limit that are collected before the last rows in the order are dropped
 _CELL_CHARACTERS = 40  # approximate cost of a cell besides its text
 
 Row = tuple[tuple[str, str], ...]  # pairs of column name and value

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 MAX_EXPRESSION_LENGTH = 1_000
-MAX_PLACES = 300  # of one expression; x{200} has 200
+MAX_PLACES = 300  # of one expression; x{100} has 201
 MAX_PLAIN_LENGTH = 64  # bounds the steps of `re`, which holds the interpreter lock, to this times a line's length
 _ENDLESS = 1 << 30  # more than any count that fits
 _WORD = frozenset("0123456789_abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -284,7 +284,7 @@ def _in_category(character: str, name: str) -> bool:
 def _has_no_choice(items: list[Any]) -> bool:
     """Whether the time of `re` for a text is bounded by the text's length times the expression's.
 
-    It is if each part consumes one character; the last part may also be a choice of such sequences.
+    It is if each part consumes at most one character; the last part may also be a choice of such sequences.
     """
     for number, (operation, argument) in enumerate(items):
         name = str(operation)

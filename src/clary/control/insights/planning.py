@@ -61,7 +61,7 @@ class Plan:
         columns: columns of the rows; for stats, the values by which lines are grouped.
         kept_order: order that decides which rows are kept if there are more than `limit`.
         shown_order: order of the result.
-        limit: largest number of rows.
+        limit: largest number of rows that are lines; `stages` limit rows of stats.
         aggregates: aggregates of stats; empty if rows are lines.
         stages: functions that transform the rows of stats, one after the other.
         shown: labels of stats' columns that are shown, in order.

@@ -17,9 +17,9 @@ from clary.control.insights.expression_parts import BadExpression
 from clary.control.insights.syntax import Bin, Field, Item, Place
 from clary.control.insights.tokens import Kind, Token, tokens_of
 
-MAX_TERMS = 500  # comparisons, values of lists, fields
+MAX_TERMS = 500  # fields, bins, values, aggregates and nots
 MAX_EXPRESSIONS = 10
-MAX_DEPTH = 30  # of nested brackets and nots
+MAX_DEPTH = 30  # of nested brackets
 MAX_ROWS = 10_000
 FUNCTIONS = ("count", "count_distinct", "sum", "avg", "min", "max")
 # Commands of the language that are not supported, and commands of other query languages that people try.

@@ -14,7 +14,7 @@ Number = int | float
 
 @dataclass(frozen=True)
 class Place:
-    """First and last character of a part of the query."""
+    """Index of the first character of a part of the query, and the index after its last character."""
 
     start: int
     end: int

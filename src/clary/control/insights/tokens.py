@@ -57,7 +57,7 @@ class Token:
 def tokens_of(text: str) -> list[Token]:
     """Split a query into tokens; the last token marks the end.
 
-    Raises: MalformedQuery at the first character that begins no token.
+    Raises: MalformedQuery for a query that is too long, a character that begins no token, or a missing closing quote.
     """
     if len(text) > MAX_QUERY_LENGTH:
         raise MalformedQuery(
@@ -122,6 +122,7 @@ def _quoted(text: str, start: int, kind: Kind, what: str) -> Token:
     """Return the token between a quote and the next unescaped quote.
 
     Args:
+        text: the whole query.
         start: index of the opening quote.
         kind: kind of the token; decides which escapes are resolved.
         what: names the token in errors.

@@ -1,7 +1,8 @@
 """The end of an attempt whose job continues, because capacity is reclaimed or a failure is retried. Pure.
 
 Where: `transitions` calls these. All hosts are stopped at once. They are released when no process runs on any of them.
-When the engine has ended them, the attempt is recorded as past and the job waits in the queue again.
+When the engine has ended them, or keeps them in the job's pool, the attempt is recorded as past and the job waits in
+the queue again.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ _STATUSES = {AttemptEnd.RECLAIMED: SecondaryStatus.INTERRUPTED, AttemptEnd.RESTA
 def reclaim(job: TrainingJob, event: events.Reclaimed, now: datetime) -> TrainingJob:
     """Begin to end an attempt whose capacity is reclaimed.
 
-    Return the job unchanged if it has no attempt, or if the attempt or the job is already ending. A failure reported
-    shortly before the notice, or after it, counts as its effect: the job is retried without using up a restart.
+    Return the job unchanged if it has no attempt, or if the attempt or the job is already ending. There is one
+    exception: a failure reported shortly before the notice, or after it, counts as the effect of the reclaim if no
+    results are being uploaded yet. The job is then retried without using up a restart.
 
     Args:
         job: record of the job.

@@ -14,7 +14,7 @@ from clary.control.jobs.training_job import EndCause, RuleEvaluation
 
 @dataclass(frozen=True, kw_only=True)
 class MustWait:
-    """The job has to wait, because there are not enough free resources."""
+    """The job has to wait for hosts; the reason is a sentence for people."""
 
     reason: str
 
@@ -64,12 +64,11 @@ class HostReported:
 
 @dataclass(frozen=True, kw_only=True)
 class HostLost:
-    """A host is lost: its agent died or has been silent for too long."""
+    """A host is lost: its agent died or has been silent for too long, its program did not stop, or its link is cut."""
 
     host: str
     why: str
-    # last time at which the host certainly worked; None if the search for the cause of a failure does not need it None
-    # if no cause depends on it
+    # last time at which the host certainly worked; None if the search for the cause of a failure does not need it
     last_sign_at: datetime | None = None
     is_cut_off: bool = False  # whether its link is cut while its agent still reports
 
@@ -102,7 +101,7 @@ class Reclaimed:
 
     reason: str  # sentence that names the capacity and why it is taken back
     grace_s: float
-    noticed_at: datetime | None = None  # when a host or the engine got the notice, by the job's clock; None: just now
+    noticed_at: datetime | None = None  # when a host got the notice, by the job's clock; None: no failure is its effect
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """The first cause of a job's failure. Pure.
 
-Where: `transitions` calls `find_first_cause` after every report of a failing job, until the job is terminal: reports of
-hosts arrive in any order, and the host that failed first may report last. `clary describe --why` shows the same
-failures.
+Where: `transitions` calls `find_first_cause` after every event of a job that has hosts and whose end was not ordered,
+until the job is terminal: reports of hosts arrive in any order, and the host that failed first may report last.
+`clary describe --why` shows the same failures.
 
 When one rank of a gang dies, the others follow: connections break, launchers report that a child has failed, the agent
 ends the remaining processes. So each failure (a `Moment`) has a weight, and the earliest failure of the lightest weight
@@ -17,13 +17,14 @@ Some ends are noticed late: a host is lost when it has been silent for a while, 
 memory has been freed, a GPU error is in the kernel's log before the agent reads it. A rank that catches its peer's
 error and exits with `sys.exit(1)` then seems to have failed first. So when such an end is compared with failures of
 ranks that may have reacted to it, it is dated to the last time at which it certainly had not happened. Repeatable
-errors of the code, a memory limit, and a death by a signal other than SIGABRT and SIGPIPE never count as reactions.
+errors of the code, a memory limit, a full disk, and a death by a signal other than SIGABRT and SIGPIPE never count as
+reactions.
 
 `failure_words` weighs the texts of processes. A rank started by mpirun is known from its record on its own host, and
 from mpirun's output on mpirun's host; a rank in both counts once, by the earlier report.
 
-For a process that the agent has ended, only the output counts that it wrote before the first process ended by itself.
-The content of the program's failure file, on any host, replaces the text of the cause.
+For a process that the agent has ended, only the output counts that it wrote before the first process failed by itself.
+The content of the program's failure file, on any host, replaces the text of the cause if the program has failed.
 
 A hardware error of a GPU is the cause of failures that its host reports soon after, unless some rank reports that the
 code itself has failed: a program can also survive a hardware error.
@@ -77,7 +78,7 @@ class Moment:
 
 
 def find_first_cause(hosts: Mapping[str, HostRecord]) -> JobFailure | None:
-    """Return the first cause of a failed job; None while no host has reported a failure."""
+    """Return the first cause of a failed job; None if no failure is known."""
     first = first_of(moments(hosts))
     if first is None:
         return None

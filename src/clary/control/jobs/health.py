@@ -61,7 +61,7 @@ def diagnose(findings: Findings) -> tuple[Sickness, ...]:
 
 
 def failure_of(job: TrainingJob) -> JobFailure | None:
-    """Return why an attempt should end before its program starts; None if it should not, or if checks are off."""
+    """Return why an attempt should end before its program starts; None if not, or if sickness is only a warning."""
     if not _is_replaced_when_sick(job):
         return None
     records = job.hosts.values()
@@ -83,7 +83,7 @@ def failure_of(job: TrainingJob) -> JobFailure | None:
 
 
 def why_replaced(job: TrainingJob) -> str:
-    """Return why no other attempt should use the hosts of an attempt; empty if one may, or if checks are off."""
+    """Return why no other attempt should use an attempt's hosts; empty if one may, or if sickness is only a warning."""
     sick = diagnose(findings_of(job)) if _is_replaced_when_sick(job) else ()
     return f"{sick[0].host} was found sick: {sick[0].reason}" if sick else ""
 

@@ -1,10 +1,12 @@
 """The next order of each host of a job. Pure.
 
-Where: `transitions` calls `next_orders` after every event; agents fetch the orders through the gateway. Each new order
-of a host increases the order's number by one, so that an agent which polls again does not execute an order twice.
+Where: `transitions` calls `next_orders` after an event, unless the attempt ends for a retry or waits for evidence of
+its first cause; agents fetch the orders through the gateway. Each new order of a host increases the order's number by
+one, so that an agent which polls again does not execute an order twice.
 
 Results are written in two steps, because hosts share no file system: every host but the leader stages its tree in the
-object store, then the leader merges all trees into the final objects. The leader is the host with the lowest index.
+object store, then the leader merges all trees into the final objects. The leader is the host with the lowest index that
+is not lost when the leader is chosen.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def release(job: TrainingJob, *, is_last: bool) -> Mapping[str, HostRecord]:
 
 
 def is_uploading(job: TrainingJob) -> bool:
-    """Whether any host was ordered to write results."""
+    """Whether the order to write results is the latest order of any host."""
     return any(record.order is not None and record.order.kind is OrderKind.UPLOAD for record in job.hosts.values())
 
 
@@ -104,7 +106,7 @@ def _has_results(job: TrainingJob) -> bool:
 
 
 def _leader(job: TrainingJob) -> str:
-    """Return the host with the lowest index that is not lost; the first host if all are lost."""
+    """Return the chosen leader; else the host with the lowest index that is not lost; the first if all are lost."""
     names = sorted(job.hosts, key=lambda name: int(name.rpartition("-")[2]))
     alive = [name for name in names if job.hosts[name].facts.phase is not HostPhase.LOST]
     led = [

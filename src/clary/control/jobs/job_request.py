@@ -41,8 +41,8 @@ class InstanceGroup:
 class JobRequest:
     """Reads one parsed request.
 
-    An absent optional member gives the service's default, or None without a default. An absent required member raises
-    KeyError.
+    An absent optional member gives the service's default, or None or an empty value without a default. An absent name
+    or RoleArn, or an item of a list that lacks a required member, raises KeyError.
     """
 
     request: Mapping[str, Any]

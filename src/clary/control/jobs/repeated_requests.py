@@ -32,7 +32,7 @@ def repeated(request: Mapping[str, Any], *, name: str, changes: Changes) -> tupl
         name: name of the new job.
         changes: changes to the old request.
 
-    Raises: ValueError for a change of a member that the request lacks.
+    Raises: ValueError for another instance type or count of a job with instance groups.
     """
     made: dict[str, Any] = copy.deepcopy(dict(request))
     made["TrainingJobName"] = name

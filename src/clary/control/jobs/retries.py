@@ -1,11 +1,12 @@
 """Decides whether a job is retried after a failed attempt, and when. Pure.
 
-Where: `attempts` calls `decide` when no process of a failed attempt runs any more. SageMaker retries
-InternalServerError alone (RetryStrategy, "the number of times to retry the job when the job fails due to an
-InternalServerError"): a program that fails will fail again.
+Where: `attempts` calls `decide` when no process of a failed attempt runs any more, and earlier to predict a retry.
+SageMaker retries InternalServerError alone (RetryStrategy, "the number of times to retry the job when the job fails due
+to an InternalServerError"): a program that fails will fail again.
 
 The pause before a retry doubles with each consecutive attempt that has failed without storing a checkpoint: such a job
-is likely to fail again. A job that has stored a checkpoint is retried at once, even if its hosts were lost often.
+is likely to fail again. After an attempt that has stored a checkpoint, the job is retried at once, even if its hosts
+were lost often.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class HostRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class FinalMetric:
-    """The last value of a metric."""
+    """A value of a metric; the last value, where a job lists its final metrics."""
 
     name: str
     value: float
@@ -209,7 +209,7 @@ class TrainingJob:
     emulation: tuple[str, ...] = ()  # shown likewise, under its own heading: differences between this machine and AWS
     pending_reason: str = ""  # sentence on why the job waits
     model_artifacts_uri: str | None = None  # set when the model is uploaded
-    is_released: bool = True  # false while an attempt's hosts may still exist, hosts of a warm pool included
+    is_released: bool = True  # false while hosts of an attempt, or of the warm pool of an ended job, may exist
     pool: str = ""  # pool that the job holds; empty once another job holds the pool, or the pool has ended
     pool_gpus: tuple[int, ...] = ()  # GPUs of the machine that stay with the pool between two attempts
     warm_pool: WarmPool | None = None  # None for a job that never ran on a warm pool shown by the API

@@ -1,8 +1,10 @@
 """State machine of a job: an event goes in, the next record and the next orders come out. Pure.
 
-Where: the reconciler, the agent gateway and StopTrainingJob apply events through the store, each in one transaction.
-A job goes Starting -> [Pending ->] Downloading -> Training -> Uploading -> Completed | Failed | Stopped. Before its end
-it can return through Interrupted or Restarting to Starting, with the hosts of another attempt (`attempts`).
+Where: the reconciler, the agent gateway and requests such as StopTrainingJob apply events through the store, each in
+one transaction.
+A job goes Starting -> [Pending -> Starting ->] Downloading -> Training -> [Stopping ->] Uploading -> Completed | Failed
+| Stopped. Before its end it can return through Interrupted or Restarting to Starting, with the hosts of another attempt
+(`attempts`).
 In any order of events and facts, a terminal status absorbs every later event, a host's phase never goes back, the first
 cause of an end stays the cause unless the job is retried, and a job is Completed only when its results are in the
 object store.
@@ -141,7 +143,7 @@ def _host_reported(job: TrainingJob, event: events.HostReported, now: datetime) 
 
 
 def _bounded(facts: HostFacts, begin: datetime) -> HostFacts:
-    """Return facts whose clues are not dated before their attempt: a program can write any time into a clue."""
+    """Return facts with no clue dated before the attempt less CLOCK_SLACK_S: a program can write any time into one."""
     earliest = begin - timedelta(seconds=CLOCK_SLACK_S)
     return replace(facts, clues=tuple(replace(clue, at=max(clue.at, earliest)) for clue in facts.clues))
 

@@ -1,11 +1,11 @@
 """Verdict on a failure, by its text: where to look first, and whether a retry can help. Pure.
 
-Where: `first_cause` calls `judge` for the first cause. A verdict is for people and for retry policies; the
-prefix of FailureReason follows from the fault, not from the verdict.
+Where: `first_cause` calls `judge` for the first cause, `transitions` for a failed launch and an overdue upload. A
+verdict is for people and for retry policies; the prefix of FailureReason follows from the fault, not from the verdict.
 
 A retry helps against transient faults: a fault of a host or of a link, or a process that was killed from outside. A
-failure that recurs with the same code and data (a missing module, a bad value, too little memory) is never called
-retryable, and neither is a program that is missing on the machine.
+program's failure that recurs with the same code and data (a missing module, a bad value, too little memory) is never
+called retryable, and neither is a program that is missing on the machine.
 """
 
 from __future__ import annotations

@@ -99,8 +99,9 @@ def authenticate(
             Host header.
         region: the only region that a signature may name; None accepts every region. Version 2 names no region.
         temporary: verifies keys with a session token; None refuses them.
-    Raises: WireError AccessDenied, InvalidAccessKeyId, InvalidToken, ExpiredToken, SignatureDoesNotMatch,
-        RequestTimeTooSkewed, MissingSecurityHeader, AuthorizationHeaderMalformed or AuthorizationQueryParametersError.
+    Raises: WireError AccessDenied, InvalidAccessKeyId, InvalidToken, ExpiredToken, InvalidRequest,
+        SignatureDoesNotMatch, RequestTimeTooSkewed, MissingSecurityHeader, AuthorizationHeaderMalformed or
+        AuthorizationQueryParametersError.
     """
     headers = {name.lower(): value for name, value in request.headers}
     parameters = {name.lower(): value for name, value in _parameters(request.query).items()}

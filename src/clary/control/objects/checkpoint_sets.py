@@ -5,8 +5,8 @@ Where: `clary checkpoints JOB`, through `server.pages.checkpoints_page`. Names a
 
 [Note: sets that move] Agents continue to store sets while the service reads: a newer set may replace the newest set,
 and files that only the replaced set names may be removed. Manifests are read before objects are listed, so every file
-of a set existed before the listing; if a newest set lacks a file, the sets are read again, and the result counts only
-if that set is still the newest.
+of a set existed before the listing; if a newest set lacks a file, the sets are read again, at most `MAX_LOOKS` times,
+until that set is still the newest.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class SetState(StrEnum):
     """The state of a set, without its files' content."""
 
     WHOLE = "whole"  # every file has its size, and evidence other than time that it was whole when it was stored
-    COMPLETE = "complete"  # every file has its size, but some have no evidence other than time
+    COMPLETE = "complete"  # every file has its size, but some have no evidence other than time, or were left out
     INCOMPLETE = "incomplete"  # files are missing, or have another size, as is normal for older sets
     DAMAGED = "damaged"  # the manifest can not be read, or is invalid
-    UNREAD = "unread"  # time ran out before the manifest was read
+    UNREAD = "unread"  # the manifest or the files' sizes were not read, for lack of time or space, or by an error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class SetEntry:
     number: int
     state: SetState
     is_newest: bool  # whether it is its host's newest set
-    fault: str = ""  # sentence on why the set is not whole
+    fault: str = ""  # sentence on why the set is incomplete, damaged or unread
     taken_at: datetime | None = None  # None if the manifest was not read
     job_arn: str = ""
     attempt: int = 0
@@ -72,7 +72,7 @@ class SetEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class SetListing:
-    """All sets below a prefix, newest first."""
+    """The newest sets of each host below a prefix, newest first."""
 
     sets: tuple[SetEntry, ...]
     num_left_out: int  # number of older sets beyond MAX_SETS_PER_HOST

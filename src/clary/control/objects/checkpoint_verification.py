@@ -95,7 +95,7 @@ class SetReport:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the set is as stored, and evidence other than time shows that every file was whole when stored."""
+        """Whether the set is as stored, every file has evidence other than time, and no unfinished file is left out."""
         return self.is_as_stored and is_whole(self.evidence)
 
 
@@ -124,7 +124,8 @@ async def verify_sets(
 ) -> None:
     """Read sets one after the other and record each finding in `report` at once.
 
-    Ends with `report.error` if the store stops answering. Cancel it to end it early.
+    Ends with `report.error` if the store does not return a manifest; a file that it does not return is a finding.
+    Cancel it to end it early.
 
     Args:
         client: open.

@@ -71,9 +71,9 @@ _NOT_FORWARDED = frozenset(
     }
 )
 _OWNER_HEADERS = ("x-amz-expected-bucket-owner", "x-amz-source-expected-bucket-owner")
+_GOOD = (http.HTTPStatus.OK, http.HTTPStatus.PARTIAL_CONTENT)
 # ETag with which SeaweedFS answers reads of `a/` if only `a/b` exists; the ETag of a stored `a/` has no `-0` at its
 # end.
-_GOOD = (http.HTTPStatus.OK, http.HTTPStatus.PARTIAL_CONTENT)
 _IMPLIED_FOLDER_ETAG = '"d41d8cd98f00b204e9800998ecf8427e-0"'
 
 
@@ -139,7 +139,8 @@ class S3Front:
         """Answer one S3 request; refusals are answers, too, in S3's XML format.
 
         The bucket is in the path or in the Host header: before an AWS name of S3 (old clients behind the proxy, which
-        know no endpoint variable), or before one of the service's own names. The body of a refused request is not read.
+        know no endpoint variable), or before one of the service's own names. The body of a request that is refused by
+        its head is not read.
         """
         body = IncomingBody(request)
         resource = request.raw_path.partition("?")[0]

@@ -183,7 +183,7 @@ def without_framing(name: str, value: str) -> str:
 
 
 def request_id(request: web.BaseRequest) -> str:
-    """Return the id that the listener gave to a request."""
+    """Return the id that the listener gave to a request; a random id without it."""
     return getattr(request, REQUEST_ID, "") or secrets.token_hex(8)
 
 

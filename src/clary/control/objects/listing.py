@@ -1,6 +1,6 @@
 """Keys below a prefix, page by page.
 
-Where: `checkpoint_manifests` and `checkpoint_sets` find manifests and sizes with it.
+Where: `checkpoint_manifests` and `checkpoint_sets` find manifests and sizes with it, `downloads_page` files of jobs.
 Source: ListObjectsV2 (Amazon S3 API reference).
 """
 

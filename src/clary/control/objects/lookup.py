@@ -1,7 +1,7 @@
 """Checks that inputs and buckets exist, with a short-lived cache.
 
-Where: CreateTrainingJob checks channels and the bucket for results before it stores a job, and refuses a job if any
-channel has no object or the bucket is missing.
+Where: CreateTrainingJob checks channels and the buckets for results before it stores a job, and refuses a job if any
+channel has no object, or a bucket is missing and is not made (`services.sagemaker.output_buckets`).
 """
 
 from __future__ import annotations

@@ -51,7 +51,8 @@ async def choose_body(
         headers: headers for the store, with lower-case names, without content-length.
         caller: verified caller, whose `payload_hash` and `seed` say how the signature covers the body.
         body: body of the request; stores its first error.
-    Raises: WireError InvalidArgument, InvalidRequest, MissingContentLength, XAmzContentSHA256Mismatch, IncompleteBody.
+    Raises: WireError InvalidArgument, InvalidRequest, MissingContentLength, XAmzContentSHA256Mismatch, IncompleteBody,
+        RequestTimeout.
     """
     payload_hash = caller.payload_hash
     is_hash = _SHA256.fullmatch(payload_hash) is not None
@@ -117,7 +118,8 @@ def _unframed(headers: list[tuple[str, str]], caller: Caller, body: IncomingBody
 async def look_at_deleted_keys(outgoing: Outgoing, permit: Permit) -> Outgoing:
     """Read a DeleteObjects body, which is small, as a whole, and check its keys before it is sent to the store.
 
-    Raises: WireError(NotImplemented), WireError(MalformedXML).
+    Raises: WireError: NotImplemented, MalformedXML, AccessDenied; also for a key that the store cannot hold, and for a
+        body that breaks off or does not match its signature.
     """
     if outgoing.payload_hash == sigv4.STREAMING_UNSIGNED_TRAILER:
         raise WireError(

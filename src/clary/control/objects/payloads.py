@@ -1,6 +1,6 @@
 """Streaming verification of S3 request bodies: checked piece by piece, never held whole.
 
-Where: `front` picks a form by x-amz-content-sha256 and streams the pieces of these generators.
+Where: `outgoing_bodies` picks a form by x-amz-content-sha256; `front` streams the pieces of these generators.
 
 [Note: the last piece] A body is only verified at its end, and SeaweedFS does not check
 x-amz-content-sha256 at all. So the last piece is held back until the whole body has been verified; on a mismatch the

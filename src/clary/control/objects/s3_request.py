@@ -4,8 +4,9 @@ Where: first step of `front`. Pure.
 
 [Note: keys that the store would alias] SeaweedFS keeps objects as files of folders: it stores `a//b` and `/a/b` as
 `a/b`, lists `a\b` as `a/b`, hides keys below `.uploads` and `*.versions` from listings, and drops the content of an
-object called `a/`. Such keys are refused wherever they occur: in the path, in a copy source, in DeleteObjects, as a
-prefix. An escaping scheme would make such keys work through the front only, but agents read the store directly.
+object called `a/`. Such keys are refused wherever they occur: in the path, in a copy source, in DeleteObjects; `a/`
+only with content. A prefix is refused if it has an empty part or a backslash. An escaping scheme would make such keys
+work through the front only, but agents read the store directly.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def check_key(key: str, *, is_read: bool) -> None:
 def check_copy_source(value: str) -> tuple[str, str]:
     """Return bucket and key of the object that x-amz-copy-source names.
 
-    Raises: WireError InvalidArgument, InvalidBucketName or NoSuchKey.
+    Raises: WireError InvalidArgument, InvalidBucketName, InvalidURI, KeyTooLongError or NoSuchKey.
     """
     path = value.partition("?")[0].removeprefix("/")
     bucket, _, raw_key = path.partition("/")

@@ -1,7 +1,7 @@
 """The embedded object store: one SeaweedFS process (`weed mini`) that belongs to a state folder.
 
-Where: `clary up` starts it when no S3 endpoint is set; `front.S3Front` and agents talk to its endpoint. It keeps its
-data in `<home>/objects`, its log in `<home>/run/seaweed.log`, its ports and process in `<home>/run/seaweed.json`.
+Where: `server.foundations` starts it if no S3 endpoint is set; `front.S3Front` and agents use its endpoint. It keeps
+its data in `<home>/objects`, its log in `<home>/run/seaweed.log`, its ports and process in `<home>/run/seaweed.json`.
 
 [Note: who owns the process] The store runs in its own session, so that neither Ctrl-C nor a kill of the service ends
 it: running agents continue to use their direct endpoint. The next service adopts it if it answers, or stops it by the
@@ -103,7 +103,7 @@ class EmbeddedStore:
 
     @property
     def process(self) -> ProcessId | None:
-        """The current process of the store."""
+        """The recorded process of the store; None without one."""
         return None if self._record is None else self._record.process
 
     async def start(self) -> Endpoint:

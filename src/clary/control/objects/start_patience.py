@@ -60,7 +60,7 @@ class StartPatience:
 
 
 def signs_of(pid: int, log: Path) -> Signs:
-    """Read the signs of life of a process; the signs of an ended process are zero."""
+    """Read the signs of life of a process; an ended process has a busy time of zero."""
     busy_ns = 0
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):

@@ -1,8 +1,9 @@
-"""Client for the service's own S3 requests: the readiness probe, buckets, existence of inputs, checks of checkpoints.
+"""Client for the service's own S3 requests: the readiness probe, buckets, inputs, checkpoints, and small results.
 
 Where: `seaweed` probes the embedded store with it; services check buckets and prefixes; `checkpoint_verification`
-reads whole objects, piece by piece. No other data passes through it: clients send requests to `front`, and agents to
-the store itself. The signing of requests is shared with `front`.
+reads whole objects, piece by piece; `profile_keeping` and `profiler_rules` store small objects. No other data passes
+through it: clients send requests to `front`, and agents to the store itself. The signing of requests is shared with
+`front`.
 """
 
 from __future__ import annotations

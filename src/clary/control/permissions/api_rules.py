@@ -1,7 +1,8 @@
 """Operations of AWS's JSON and query APIs that the key of a job may call: a table of all permissions.
 
 Where: `server.aws_handler` calls `decide` for each verified, parsed and validated request, before the request's
-handler. Operations outside of the table are refused, so a new operation is refused until it has a row here. Pure.
+handler, if a job's key signed it. `tracking_rules` decides on operations of experiments. Other operations outside of
+the table are refused, so a new operation is refused until it has a row here. Pure.
 """
 
 from __future__ import annotations

@@ -33,8 +33,9 @@ class ConfiguredRule:
         name: RuleConfigurationName.
         kind: rule_to_invoke.
         rules: rules to evaluate: one rule, the rules of a name in `MEANT`, or all for ProfilerReport; empty with an
-        `error`. s3_output_path: S3 URI for the rule's results; None for the job's own. error: why the rule cannot be
-        evaluated; empty if it can.
+            `error`.
+        s3_output_path: S3 URI for the rule's results; None for the job's own.
+        error: why the rule cannot be evaluated; empty if it can.
     """
 
     name: str

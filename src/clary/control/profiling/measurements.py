@@ -1,7 +1,7 @@
 """The input of profiler rules: series of a job while its program ran, by host, GPU and rank.
 
-Where: the service reads series into this (`reconcile.profiler_rules`); rules and the report query it. Results are
-cached, and an unmeasured series is an empty tuple.
+Where: the service reads series into this (`reconcile.job_measurements`); rules and the report query it. The times at
+which programs ran are cached, and an unmeasured series is an empty tuple.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Measurements:
         return self.series.get((host, name), ())
 
     def points(self, host: str, name: str) -> tuple[Point, ...]:
-        """Return the points of a series while the host's program ran."""
+        """Return the points of a series while the host's program ran; all points if the host has no `host/phase`."""
         ran = self._ran.get(host)
         found = self.all_points(host, name)
         return found if ran is None else tuple(point for point in found if point.at_ms in ran)

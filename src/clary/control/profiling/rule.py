@@ -126,5 +126,5 @@ def _parsed(cls: type[ProfilerRule], name: str, text: str, default: Any, limits:
 
 
 def summary_of(cls: type[ProfilerRule]) -> str:
-    """Return the summary of a firing rule: the first line of its docstring."""
+    """Return the summary of a rule: the first line of its docstring, without the full stop."""
     return (inspect.getdoc(cls) or "").partition("\n")[0].rstrip(".")

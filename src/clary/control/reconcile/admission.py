@@ -55,9 +55,15 @@ class Admission:
     """Admits requests by the machine, the settings and the running jobs.
 
     Args:
-        has_host_networks: whether each job has a network of its own.
+        settings: settings of the service.
+        machine: machine that hosts share.
+        hub: knows the jobs.
+        resolve_image: returns the environment that replaces an image, with notes.
+        market: the spot market.
+        clock: clock of the service.
         why_no_disks: takes a total size in bytes; returns why private disks of that size for a rehearsal's hosts are
             not available, or an empty string if they are.
+        has_host_networks: whether each job has a network of its own.
     """
 
     def __init__(
@@ -95,8 +101,9 @@ class Admission:
     def admit(self, request: Mapping[str, Any]) -> Admitted:
         """Return the notes on the request's mapping to this machine.
 
-        Raises: WireError(ResourceLimitExceeded) for a request that can never fit or may not run so long,
-            ValidationException for an unknown image, and for unavailable disks of a rehearsal or file systems.
+        Raises: WireError(ResourceLimitExceeded) for a request that can never fit, may not run so long, or asks for too
+            large a warm pool; ValidationException for an unknown image, and for unavailable disks of a rehearsal or
+            file systems.
         """
         job = JobRequest(request)
         _, image_notes = self._resolve_image(job.image)

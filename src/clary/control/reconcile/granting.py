@@ -83,7 +83,7 @@ class Granter:
         self._gave_way_s = float("-inf")  # time of the last query whether other jobs want unused hosts
 
     async def start_waiting_jobs(self) -> None:
-        """Try to start each waiting job, the longest wait first; then give up unused hosts for jobs that want them."""
+        """Try to start waiting jobs, MOST_AT_ONCE at most; then give up unused hosts for jobs that want them."""
         await self._look_at_all()
         await self._give_way()
 

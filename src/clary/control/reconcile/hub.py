@@ -106,7 +106,7 @@ class JobHub:
         return job.now(self._clock)
 
     def listen(self, listener: Listener) -> None:
-        """Call `listener` for every job that is stored from now on; it must return at once."""
+        """Call `listener` for every job that is stored or loaded from now on; it must return at once."""
         self._listeners.append(listener)
 
     def waiting_jobs(self) -> Mapping[str, TrainingJob]:

@@ -77,10 +77,10 @@ class Launcher:
         self._launched: set[tuple[str, int]] = set()
 
     async def start_waiting_jobs(self) -> None:
-        """Start waiting jobs, oldest first, until one has to wait: no job overtakes another.
+        """Start waiting jobs, those with hosts of their own first, then the oldest, until one has to wait.
 
-        Jobs that pause before a retry or wait for spot capacity are exempt: younger jobs pass them. Jobs that cannot
-        start become Pending.
+        So no job overtakes another, except jobs that pause before a retry or wait for spot capacity: younger jobs pass
+        them. Jobs that cannot start become Pending.
         """
         await self._start_while_there_is_room()
         await self._tell_who_waits()

@@ -83,12 +83,12 @@ def build_plan(
     # A deleted job's name may be used again: its keys must not be valid for the new job.
     attempt_id = f"{job.name}:{job.created_at.isoformat()}:{attempt}"
     wants_checks = request.wants_health_checks
-    # A distribution in the request decides the number of processes per host.
     job_endpoint = Endpoint(
         url=site.service_url,
         region=settings.region,
         credentials=site.secrets.job_credentials(attempt_id),
     )
+    # A distribution in the request decides the number of processes per host.
     requested = read_distribution(request.hyperparameters).processes_per_host
     hosts = tuple(
         HostPlan(

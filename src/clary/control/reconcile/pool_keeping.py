@@ -67,7 +67,7 @@ class PoolKeeper:
         return job.pool or (holder.pool if holder is not None else _new_pool())
 
     def find(self, job: TrainingJob) -> TrainingJob | None:
-        """Return the job with the fitting hosts that have waited longest, or None."""
+        """Return the job with the fitting hosts that have waited longest; None for a job with a pool of its own."""
         if job.pool:
             return None
         fitting = [other for other in self._parked() if warm_pools.matches(job, other)]

@@ -139,7 +139,7 @@ class ProfilerRules:
                 await asyncio.sleep(interval_s)
 
     async def take_up(self) -> None:
-        """Watch ended jobs that an earlier service has left without final verdicts."""
+        """Watch the jobs of the hub, and ended jobs that an earlier service has left without final verdicts."""
         for job in (*self._hub.active_jobs(), *self._hub.waiting_jobs().values()):
             self.notice(job)
         try:

@@ -160,7 +160,7 @@ class Reconciler:
         await self.releaser.give_pools_back()
 
     async def _look_at_waiting_jobs(self) -> None:
-        """End waiting jobs that are past a limit, and record for each other one why it waits for spot capacity."""
+        """End waiting jobs that are past a limit; record for all others why they wait for spot capacity, if they do."""
         now_s = self._clock.monotonic()
         if self._waiting_checked_at_s is not None and now_s - self._waiting_checked_at_s < PASS_INTERVAL_S:
             return  # under load passes follow each other closely, and the queue may be long

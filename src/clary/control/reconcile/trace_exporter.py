@@ -55,7 +55,7 @@ class TraceExporter:
         self.num_dropped = 0
 
     def take(self, job: TrainingJob) -> None:
-        """Queue a job's trace if the job has just ended; returns at once."""
+        """Queue the trace of an ended job, unless this service has queued it before; return at once."""
         if not self._url or not job.is_terminal:
             return
         key = f"{job.arn} {job.created_at.isoformat()}"

@@ -1,9 +1,10 @@
 """Release of hosts that no job of the database owns, when the service starts, before its first launch.
 
-Where: `service` calls this at the start. Such hosts remain if a job's record cannot be read, if the database was
-restored from an older backup or created anew, or if a folder was left over. Their programs would continue to train
-unseen, hold memory that is counted as free, and overwrite the results of other jobs. Folders of ended jobs that the
-database lacks are moved aside, because a new job of that name could not begin in them.
+Where: `server.core` calls `take_back` at the start, `server.service` runs `reap` as a task. Such hosts remain if a
+job's record cannot be read, if the database was restored from an older backup or created anew, or if a folder was left
+over. Their programs would continue to train unseen, hold memory that is counted as free, and overwrite the results of
+other jobs. Folders of ended jobs that the database lacks are moved aside, because a new job of that name could not
+begin in them.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class UnownedHosts:
                 log.warning("the folder of the unknown job %s stays: %s", name, error.message)
 
     async def reap(self) -> None:
-        """Release allocations that no job has claimed for a minute, again and again until cancelled.
+        """Release allocations that no job owns in two successive passes, REAP_INTERVAL_S apart, until cancelled.
 
         A job's record names its allocation before the allocation is requested from the engine, so an allocation that no
         record names belongs to no job.

@@ -30,7 +30,7 @@ class SampleCheck:
     examples_never: tuple[str, ...] = ()
     num_compared: int = 0  # number of the twin's samples
     first_other_step: int | None = None  # the twin's first optimizer step with different samples, counted from 1
-    is_order_repeatable: bool = True  # whether both runs drew the same samples before the first fault
+    is_order_repeatable: bool = True  # whether both runs drew the same samples before the first resume
     agreement: float = 0.0
     words: str = ""  # how certain the result is, or why there is no result
 
@@ -51,7 +51,7 @@ class LossCheck:
 
     num_compared: int
     num_equal: int
-    noise: float  # largest relative difference before any fault
+    noise: float  # largest relative difference in the first attempt; 0 without a resume
     largest: float = 0.0  # largest relative difference of all steps
     parts_at: str | None = None  # first step at which losses differ by more than noise
     parts_after_resume: int | None = None  # number of that step, counted from 1 at the last resume before it
@@ -101,13 +101,13 @@ def check_samples(twin: SampleHistory, rehearsal: SampleHistory) -> SampleCheck:
 
 
 def check_losses(twin: History, rehearsal: History, scale: Scale) -> LossCheck:
-    """Compare the printed losses of each step; differences before any fault are the noise.
+    """Compare the printed losses of each step; differences in an interrupted first attempt are the noise.
 
     In a run with noise, a single step outside the noise counts as noise, too, unless it is the last step.
 
     Args:
         twin: losses to compare with.
-        rehearsal: losses of the rehearsal; those before the first fault determine the noise.
+        rehearsal: losses of the rehearsal; those of the first attempt determine the noise if the job resumed.
         scale: scale of the twin, which names the step at which losses begin to differ.
     """
     before = {

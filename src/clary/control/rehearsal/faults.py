@@ -140,7 +140,7 @@ def parse_fault(kind: FaultKind, text: str) -> PlannedFault:
 
 
 def check_hosts(faults: Sequence[PlannedFault], host_names: Sequence[str]) -> None:
-    """Refuse faults of unknown hosts, and faults of the network if the job has only one host."""
+    """Refuse faults of unknown hosts, links from a host to itself, and network faults in a job of one host."""
     for fault in faults:
         unknown = [host for host in fault.hosts if host not in host_names]
         if unknown:
@@ -157,6 +157,7 @@ def without_cuts(fault: PlannedFault, others: Sequence[PlannedFault], *, num_hos
     """Return a fault that ends only the cuts that no other active fault needs, or None if no cut can end.
 
     Args:
+        fault: the fault that is to end.
         others: faults that have begun and have not ended.
         num_hosts: number of hosts of the job. In a job of two hosts, a cut between them counts as a cut of the second
             host.
@@ -183,6 +184,9 @@ def draw_faults(
     """Draw faults; the same arguments give the same faults, in the order of their moments.
 
     Args:
+        num_faults: number of faults to draw.
+        seed: seed of the draws.
+        host_names: hosts that faults may strike.
         kinds: available kinds of faults; kinds in `NEVER_DRAWN` are not drawn.
     Raises: ContractError (fault USER).
     """

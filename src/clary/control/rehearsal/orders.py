@@ -5,7 +5,8 @@ Where: the page `rehearsals` of a job receives orders; `reconcile.desks.rehearsa
     {"faults": [{"kind": "kill", "text": "algo-2@step:120"}], "random": 2, "seed": 7, "together": false, "keep": false,
      "disk_size": "500MiB", "step_regex": "at ([0-9]+)", "loss_regex": "l=([0-9.]+)"}
 
-`text` is the value of `--kill` on the command line. Each member may be missing, but the order needs at least one fault.
+`text` is the value of the option of that kind, such as `--kill`, on the command line. Each member may be missing, but
+the order needs at least one fault.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def read_order(
     """Check an order, given as parsed JSON, and convert it to arguments of `clary rehearse`.
 
     Args:
+        asked: the order.
         request: CreateTrainingJob request of the job to rehearse.
         refusals: kind of fault -> the reason why it is not available here.
         largest_disk_bytes: maximum total size of the disks of all hosts in bytes.

@@ -1,8 +1,8 @@
 """Steps and losses from log lines. Pure.
 
-Where: `clary rehearse` uses it to wait for steps while the job runs, and to compare losses at the job's end. Lines are
-parsed with the request's MetricDefinitions if these name a step or a loss, else with patterns of common forms. For a
-script that prints epochs but no steps, epochs count as steps.
+Where: `clary rehearse` uses it to wait for steps while the job runs, and to compare losses at the job's end. A line is
+parsed with the request's MetricDefinitions of a step or a loss; if they do not match it, with patterns of common forms.
+For a script that prints epochs but no steps, epochs count as steps.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def make_reader(
     """Return the reader of a job.
 
     Args:
-        definitions: MetricDefinitions of the request; if they match no line, the common forms are tried.
+        definitions: MetricDefinitions of the request; for a line that they do not match, the common forms are tried.
         step_regex, loss_regex: if given, used alone; group 1 is the value.
 
     Raises: ContractError for an expression that is invalid or has no group.

@@ -46,6 +46,7 @@ def rehearsal_requests(
     Args:
         request: CreateTrainingJob in AWS spelling.
         suffix: last part of both names and of their prefix, so that rehearsals do not collide.
+        num_faults: number of faults; the rehearsal may be retried as often, and SPARE_RETRIES times more.
         needs_spot: whether a fault reclaims spot capacity.
         disks: `contract.rehearsals.disks_value` for hosts of both jobs that get private disks; empty without disks.
     """

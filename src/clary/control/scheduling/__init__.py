@@ -1,1 +1,1 @@
-"""Pure decisions about hosts: shapes of instance types, placement on this machine, choice of the next job."""
+"""Decisions about hosts: shapes and prices of types, placement on this machine, spot capacity, estimates of starts."""

@@ -34,7 +34,7 @@ GENERIC_NETWORK_MBIT_S = 10_000
 CPUS_PER_XLARGE = 4
 NEARNESS = 0.85  # cutoff of difflib: one or two different letters
 _MAX_CACHED_NAMES = 256
-MAX_COUNT_IN_NAME = 1024  # a larger number in a name does not count as a number of GPUs or of xlarges
+MAX_COUNT_IN_NAME = 1024  # a larger number in a name does not count as a number of GPUs
 
 _GPUS_IN_NAME = re.compile(r"(?<![0-9])([0-9]{1,4})[-_x]?gpus?(?![a-z])", re.IGNORECASE)
 _SIZE_IN_NAME = re.compile(r"\.(?:([0-9]{1,3})?xlarge|(large|medium))$")
@@ -51,7 +51,7 @@ class InstanceShape:
     num_accelerators: int = 0  # NeuronCores
     network_mbit_s: int = 0  # advertised rate; only settings limit the link
     is_known: bool = True
-    explanation: str = ""  # origin of the shape, if not the catalogue
+    explanation: str = ""  # origin of the shape, if it is not public figures of the catalogue
     processes: int | None = None  # processes per host, if the settings name a number
     link: Link = field(default_factory=Link)  # from settings
 
@@ -59,7 +59,7 @@ class InstanceShape:
     def processes_per_host(self) -> int:
         """Processes on a host of this type: the settings' number, else one per GPU or NeuronCore, else one.
 
-        The official toolkits start as many as without settings.
+        Without a number from the settings, this is the number that the official toolkits start.
         """
         return self.processes or self.num_gpus or self.num_accelerators or 1
 

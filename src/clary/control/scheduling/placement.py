@@ -103,14 +103,16 @@ def map_hosts(
 ) -> HostMapping:
     """Divide `machine` among the hosts of one job.
 
-    Processes per host are the type's GPUs (or NeuronCores, or one). If `clamp_processes` is set, they are limited to
-    the GPUs that the host gets, or to the machine's CPUs if the type or the machine has no GPUs. `notes` name every
-    difference from the real type; `warnings` name the assumptions about a type that is not in the catalogue, whose name
-    may be misspelt.
+    Processes per host are the number from the settings, else the type's GPUs (or NeuronCores, or one). If
+    `clamp_processes` is set, the latter are limited to the GPUs that the host gets, or to the machine's CPUs if the
+    type or the machine has no GPUs. `notes` name every difference from the real type; `warnings` name the assumptions
+    about a type that is not in the catalogue, whose name may be misspelt.
 
     Args:
         groups: groups in the request's order, which decides the hosts' numbers.
         shapes: by instance type, from `catalogue.lookup`.
+        machine: machine to divide.
+        settings: settings of the service.
         share: fraction of each host that the job gets.
     """
     capacity = capacity_of(machine, settings)
@@ -235,7 +237,9 @@ def decide(need: Need, running: Sequence[Holding], *, capacity: Capacity, queue_
     """Decide whether a job may start now; a job never overtakes an older waiting job.
 
     Args:
+        need: need of the job.
         running: resources of jobs with hosts, stopping jobs included.
+        capacity: capacity for all jobs together.
         queue_ahead: older waiting jobs, oldest first.
     """
     refusal = refuse_if_too_large(need, running, capacity=capacity)
@@ -282,7 +286,7 @@ def refuse_if_too_large(need: Need, running: Sequence[Holding] = (), *, capacity
         need: need of the job.
         running: jobs with hosts; only for the number in the message.
         capacity: capacity for all jobs together.
-    Source: message of ResourceLimitExceeded as clients know it, contract.md 2.5; the last sentence is Clary's.
+    Source: message of ResourceLimitExceeded as clients know it; the last sentence is Clary's.
     """
     used = round(sum(holding.hosts_used for holding in running), 6)
     limit = (

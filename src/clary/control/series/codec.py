@@ -8,8 +8,8 @@ previous value is no better).
     head, deflated: names, one per line; an empty line; times as differences
     for each chunk of columns: its length, then its bytes, deflated
 
-A chunk contains whole columns and at least CHUNK_BYTES, so that one column of a large block can be read without the
-others.
+A chunk contains whole columns: as many as fit into CHUNK_BYTES before they are deflated, or one longer column. So one
+column of a large block can be read without the others.
 Source: the shuffle filter of HDF5 and Blosc, as an idea.
 """
 

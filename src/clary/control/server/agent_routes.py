@@ -22,7 +22,7 @@ from clary.control.server.edge.internal_http import bearer_token, json_answer, q
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 MAX_WAIT_S = 30.0
-MAX_NUMBERS = 1 << 17  # metrics per message; agents send at most 60,000 (agent.metrics.row_store)
+MAX_NUMBERS = 1 << 17  # values in a message of metrics; agents send at most 60,000 (agent.metrics.row_store)
 _LONG_NUMBER = re.compile(r"[0-9]{1,15}")
 
 

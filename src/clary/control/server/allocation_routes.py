@@ -53,7 +53,7 @@ async def enrol(engine: ClusterEngine | None, tag: str, index: str, request: Htt
 
 
 def bundle(engine: ClusterEngine | None, digest: str) -> HttpResponse:
-    """Return the agent's bundle with this digest. Raises: WireError 404 if this release's bundle has another digest."""
+    """Return the agent's bundle with this digest. Raises: WireError 404 for another digest, and if `engine` is None."""
     if engine is None or digest != engine.bundle.digest:
         raise WireError("NotFound", _NONE if engine is None else "this release has another bundle", http_status=404)
     return HttpResponse(status=200, headers=[("Content-Type", "application/zip")], body=engine.bundle.data)

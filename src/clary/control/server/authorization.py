@@ -1,4 +1,4 @@
-"""Authorization of a route's caller: by token of an agent, program, scraper or owner, or by console session.
+"""Authorization of a route's caller: by token of an agent, program, box, scraper or owner, or by console session.
 
 Where: `clary_handler` authorizes each request by its head, and again with its body. Each token is compared by the part
 that knows it: tokens of attempts by a gateway, the owner's token by `edge.access`.
@@ -35,7 +35,7 @@ class Authorizer:
         access: knows the owner's token and the sessions.
         metrics_token: token that permits reading the metrics.
         metrics_page: setting `metrics_page`.
-        max_body_bytes: largest body of a known caller.
+        max_body_bytes: largest body of an agent of an attempt; `OWNER_BODY_BYTES` limits the owner and boxes, too.
         boxes: knows the tokens of boxes; None if the engine has no boxes.
         engine: setting `engine`.
     """
@@ -70,8 +70,8 @@ class Authorizer:
             who: callers that the route permits.
             request: its head; the body may not have arrived yet.
             values: values in the path: job, attempt, host, pool, pool_host and box, if the route has them.
-        Raises: WireError 401 or 403 for any other caller; 404 and 410 for an unknown agent or box; 409 for a box if the
-            engine has no boxes.
+        Raises: WireError 401 or 403 for any other caller; 404 and 410 for an unknown agent or box; 404 for a scraper if
+            the page of metrics is off; 409 for a box if the engine has no boxes.
         """
         match who:
             case Who.AGENT:

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class BackupKeeper:
-    """Makes a backup every `interval_s` seconds; with 0, only on request."""
+    """Makes a backup every `interval_s` seconds, or less often if backups take long; with 0, only on request."""
 
     def __init__(self, store: Store, life: DatabaseLife, clock: Clock, *, interval_s: float) -> None:
         self._backups = None if store.file is None else life.backups(store.file)

@@ -28,7 +28,7 @@ from clary.control.store.damage import JobUnreadable
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 # A browser logs every answer 404 as an error, and pages often request documents that do not exist yet: the console's
-# requests have the first header, and answers to them name the status in the second header.
+# requests have the first header; such answers to them have status 200, and name the real status in the second header.
 QUIET = "X-Clary-Quiet"
 QUIET_STATUS = "X-Clary-Status"
 _JOB_NAME = re.compile(r"[a-zA-Z0-9-]{1,63}")  # CreateTrainingJob, TrainingJobName
@@ -50,7 +50,7 @@ class ClaryHandler:
         self._large = LargeBodies()
 
     def admit(self, head: HttpRequest) -> Admission | Refusal:
-        """Decide by a request's head how large its body may be: small without a token or cookie for its route."""
+        """Refuse a request by its head, or decide how large its body may be."""
         try:
             caller = self._enter(head)[1].caller
         except WireError as error:

@@ -1,7 +1,8 @@
 """Handler for the console's static files: pages, styles and modules of the package.
 
-Where: the listener routes GET / of browsers and all paths below /console to it. The console chooses the page by the URL
-in the browser, so every path that names no file is answered with `index.html`: a deep link works in a new window.
+Where: the listener routes GET / of browsers and GET of all paths below /console to it. The console chooses the page by
+the URL in the browser, so every path without the suffix of a file is answered with `index.html`: a deep link works in a
+new window.
 
 These files are not secret, and contain no text of jobs, which pages fetch as JSON. The content security policy forbids
 inline scripts and styles, and other hosts.

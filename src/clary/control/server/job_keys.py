@@ -1,6 +1,6 @@
 """Keys that sign requests, and their grants: the owner's key, and the keys of attempts whose hosts still exist.
 
-Where: `service` passes it to the S3 front and to `aws_handler`, which apply the rules of `permissions`. The key of an
+Where: `doors` passes it to the S3 front and to `aws_handler`, which apply the rules of `permissions`. The key of an
 attempt ends with the attempt: the next attempt has another key, a pool that waits for its next job has no key.
 """
 
@@ -26,7 +26,7 @@ class JobKeys:
     Args:
         secrets: root secrets of the service.
         hub: knows which jobs have hosts.
-        settings: `job_api_access`, and the service's own names.
+        settings: `job_api_access` and `default_bucket`.
     """
 
     def __init__(self, secrets: RootSecrets, hub: JobHub, settings: Settings) -> None:

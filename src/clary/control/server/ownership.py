@@ -1,6 +1,6 @@
 """Ensures one service per state folder and per database.
 
-Where: `service` enters both context managers before it reads a job. The folder's lock ends with the process; the
+Where: `foundations` enters both context managers before a job is read. The folder's lock ends with the process; the
 database's lease expires by itself, and a service that loses the lease stops, because another service manages the jobs
 now.
 """

@@ -57,7 +57,7 @@ def choose_ports(settings: Settings, left: ServiceRecord | None) -> Ports:
     Args:
         settings: `port` 0 chooses a free port, `tls_port` 0 opens no TLS port.
         left: record of a service that ended without removing the record.
-    Raises: EngineError naming a port that is taken.
+    Raises: EngineError naming a port that is taken; also if hosts are other machines and no TLS port is set.
     """
     if settings.engine != "local" and not settings.tls_port:
         raise EngineError(
@@ -75,7 +75,7 @@ def choose_ports(settings: Settings, left: ServiceRecord | None) -> Ports:
 
 
 def nodes_host(settings: Settings) -> str:
-    """Return the address on which other machines reach the TLS port; empty with engine local."""
+    """Return the address or name by which other machines reach the TLS port; empty with engine local."""
     if settings.engine == "local":
         return ""
     return urlsplit(settings.advertise_url).hostname or own_address()

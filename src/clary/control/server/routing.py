@@ -70,7 +70,7 @@ class Caller:
         max_body_bytes: maximum size of the request's body.
         is_known: whether the request's head proves the caller's identity.
         job: job of an agent or a program.
-        host: host of an agent or a program.
+        host: host of an agent (of a job or a pool) or of a program.
         session: session of a signed-in browser.
     """
 

@@ -129,7 +129,7 @@ def _announce(stack: AsyncExitStack, base: Foundations, hub: JobHub, *, memory_l
 
 
 def _forget_address(folder: StateFolder, hub: JobHub) -> None:
-    """Remove the record of this service, unless jobs still run: they reach the next service at the recorded address."""
+    """Remove run/service.json, not its copy, unless jobs still run: they reach the next service at its address."""
     if not hub.active_jobs():
         folder.service_record_path.unlink(missing_ok=True)
 

@@ -45,7 +45,7 @@ async def keep_files(
 
 
 def mend_files(folder: StateFolder, record: ServiceRecord, secrets: RootSecrets) -> None:
-    """Write the record and the keys if their files are missing or damaged; raises OSError.
+    """Write the record unless both its files hold it, and the keys if their file is missing or damaged; raises OSError.
 
     Intact keys that differ from the service's stay: the owner may have put them there for the next start.
 

@@ -34,7 +34,8 @@ MAX_VALUES = 15_000
 async def put_metric_data(call: Call) -> Mapping[str, Any]:
     """Store values with their job.
 
-    Raises: WireError InvalidParameterValue, MissingParameter or InvalidParameterCombination; then no value is stored.
+    Raises: WireError InvalidParameterValue or InvalidParameterCombination; then no value is stored, except the values
+        of jobs that the request names before a job that does not exist.
     """
     params = call.params
     namespace = params["Namespace"]

@@ -1,7 +1,8 @@
 """The one list of operations that the service answers.
 
-Where: `server.aws_handler` looks up the parsed operation here; an unlisted operation of a known model is refused by
-name, so that a client learns at once that it is not supported.
+Where: `server.aws_handler` looks up the parsed operation here. An unlisted operation of a known model gets an empty
+list if it lists records that the service lacks; otherwise it is refused by name, so that a client learns at once that
+it is not supported.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """IAM operations, for clients that check the execution role before they create a job.
 
-There is one account and one trust domain: a key of the service permits everything, and IAM answers accordingly.
+There is one account and one trust domain: the owner's key permits everything, and IAM gives every key these answers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _role(call: Call, name: str) -> dict[str, Any]:
 
 
 async def simulate_principal_policy(call: Call) -> Mapping[str, Any]:
-    """Allow each action on each resource, as the service itself does."""
+    """Allow each action on each resource, as the service itself does for the owner."""
     resources = call.params.get("ResourceArns") or ["*"]
     results = [
         {"EvalActionName": action, "EvalResourceName": resource, "EvalDecision": "allowed"}

@@ -1,6 +1,6 @@
 """CloudWatch's metrics of instances, from the series that hosts send.
 
-Where: `services.metrics` and `services.metric_data` read these for the dimension `Host`, JOB/algo-N.
+Where: `services.metrics` reads these for the dimension `Host`, JOB/algo-N; `services.metric_lists` lists them.
 Source: "Amazon SageMaker AI metrics in Amazon CloudWatch" (developer guide), training jobs: CPUUtilization and the two
 GPU metrics count each core and each GPU as 100.
 """

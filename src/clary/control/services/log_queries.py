@@ -200,7 +200,7 @@ def _check_groups(call: Call) -> None:
 
 
 def _milliseconds(time: int, *, is_end: bool = False) -> int:
-    """Return a time of a request in milliseconds; an end time includes its whole last second."""
+    """Return a time of a request in milliseconds; an end time includes its whole last second or millisecond."""
     if time < _LAST_SECOND:
         return time * 1000 + (1000 if is_end else 0)
     return min(time, MAX_TIME_MS) + is_end

@@ -76,7 +76,7 @@ async def delete_retention_policy(call: Call) -> Mapping[str, Any]:
 async def describe_log_streams(call: Call) -> Mapping[str, Any]:
     """List streams of the log group; the answer has a token only if more streams remain.
 
-    Raises: WireError(InvalidParameterException).
+    Raises: WireError(InvalidParameterException, ResourceNotFoundException).
     """
     _check_group(call)
     params = call.params
@@ -139,7 +139,10 @@ async def get_log_events(call: Call) -> Mapping[str, Any]:
 
 
 async def filter_log_events(call: Call) -> Mapping[str, Any]:
-    """Read events of several streams, merged by time. Raises: WireError(InvalidParameterException)."""
+    """Read events of several streams, merged by time.
+
+    Raises: WireError(InvalidParameterException, ResourceNotFoundException).
+    """
     _check_group(call)
     params = call.params
     if params.get("logStreamNames") and params.get("logStreamNamePrefix"):

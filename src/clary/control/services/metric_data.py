@@ -25,7 +25,10 @@ _TOKEN_KEY = secrets.token_bytes(32)  # in memory only: a client fetches all pag
 
 
 async def get_metric_data(call: Call) -> Mapping[str, Any]:
-    """Answer each query with its timestamps and values. Raises: WireError(ValidationError)."""
+    """Answer each query with its timestamps and values.
+
+    Raises: WireError(ValidationError), WireError(InvalidNextToken), WireError(InvalidParameterCombination).
+    """
     params = call.params
     queries = params["MetricDataQueries"]
     if len(queries) > MAX_QUERIES:

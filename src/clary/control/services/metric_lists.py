@@ -1,7 +1,8 @@
 """CloudWatch's ListMetrics: the metrics of the job or host that a dimension names, or of all jobs, newest first.
 
 Source: ListMetrics, DimensionFilter (CloudWatch API reference): a filter names a dimension, with or without its value;
-RecentlyActive omits metrics without a value in the last three hours.
+RecentlyActive omits metrics without a value in the last three hours; here, all metrics of jobs that have not changed in
+that time.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Source: GetMetricStatistics (CloudWatch); `services.metric_data` has GetMetricData, `services.metric_lists` ListMetrics.
 Namespace `/aws/sagemaker/TrainingJobs`, with dimension `TrainingJobName`; or with dimension `Host`, value JOB/HOST, for
-measurements of hosts (`services.instance_metrics`) and metrics that the service itself stores.
+measurements of hosts (`services.instance_metrics`) and metrics that the service itself stores. All other namespaces
+contain scripts' own metrics (`services.custom_metrics`).
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def _job_of_put(call: Call, metric: Mapping[str, Any]) -> str | None:
 
 
 def job_of(metric: Mapping[str, Any]) -> str | None:
-    """Return the name of the job that the dimensions name, directly or by one of its hosts."""
+    """Return the name of the job that the dimensions name, directly or by one of its hosts; None without a job."""
     of_host = dimension(metric, HOST_DIMENSION)
     return of_host.partition("/")[0] if of_host is not None else dimension(metric, DIMENSION)
 

@@ -21,7 +21,7 @@ SESSION_NAME = "clary"
 FORBIDDEN = 403
 ROLE_S = 3600
 SESSION_S = 12 * 3600
-# Each of these would restrict the key's rights, which this service cannot enforce.
+# Policies that would restrict the key's rights, and codes of MFA devices: this service can enforce neither.
 _NARROWING = ("Policy", "PolicyArns", "TokenCode", "SerialNumber")
 
 

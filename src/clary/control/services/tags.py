@@ -30,7 +30,7 @@ def check_tags(tags: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 async def add_tags(call: Call) -> Mapping[str, Any]:
-    """Add or replace tags. Raises: WireError(ResourceLimitExceeded)."""
+    """Add or replace tags. Raises: WireError(ValidationException), WireError(ResourceLimitExceeded)."""
     arn = await _existing(call)
     new = check_tags(call.params["Tags"])
     wanted = {**await call.services.store.get_tags(arn), **new}

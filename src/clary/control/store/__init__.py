@@ -1,4 +1,4 @@
-"""Records that survive a restart: jobs, tags, metrics and leases in a database, logs in files.
+"""Records that survive a restart: logs in files, all others in a database.
 
 The only place that imports SQLAlchemy.
 """

@@ -164,7 +164,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def check(database: Path, *, monotonic: Callable[[], float]) -> str:
-    """Read a whole database and return its faults as text; empty for an intact one, or if the time runs out."""
+    """Return the faults of a database as text; empty if it is intact, if it is locked, or if the time runs out."""
     deadline_s = monotonic() + CHECK_TIMEOUT_S
     try:
         with contextlib.closing(sqlite3.connect(database, timeout=CHECK_TIMEOUT_S)) as connection:

@@ -1,6 +1,6 @@
 """Rows that cannot be read: their detection, and the errors that name them.
 
-Where: all code that turns rows into objects uses `readable`. A query that meets damaged rows raises `RowsUnreadable`;
+Where: code that turns rows into objects uses `readable`. A query that meets damaged rows raises `RowsUnreadable`;
 the store sets those rows aside (`quarantine`) and repeats the query. So a damaged row blocks neither the start of the
 service nor the reading of other rows.
 """

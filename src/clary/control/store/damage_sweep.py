@@ -1,4 +1,4 @@
-"""Finds rows with a value whose type differs from its column's; SQLite stores values of any type in any column.
+"""Finds rows with values that their columns cannot have, such as another type; SQLite stores any value anywhere.
 
 Where: `Store.open` sweeps the table of jobs, since queries would silently skip a job with damaged status columns;
 `Store` sweeps every table if a query failed for a reason that names no row.
@@ -25,12 +25,12 @@ _BITS = 2**31
 
 
 def sweep_jobs(connection: Connection) -> list[DamagedRow]:
-    """Return the damaged rows of the table of jobs; checks columns, not documents."""
+    """Return the damaged rows of the table of jobs; checks columns, not documents; in PostgreSQL, returns no rows."""
     return [] if connection.dialect.name != "sqlite" else list(_sweep(connection, jobs))
 
 
 def sweep_all(connection: Connection) -> list[DamagedRow]:
-    """Return the damaged rows of all tables."""
+    """Return the damaged rows of all tables except `_NOT_SWEPT`; in PostgreSQL, no rows."""
     if connection.dialect.name != "sqlite":  # PostgreSQL refuses values of another type
         return []
     swept = [table for name, table in metadata.tables.items() if name not in _NOT_SWEPT]

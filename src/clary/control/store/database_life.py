@@ -1,9 +1,9 @@
 """Checks that the opened database is the one that the state folder had before.
 
-Where: `Store.open` calls it before it creates or migrates a table. A state folder that has lost its database must not
-begin with an empty one: clients would not find their jobs, names would be used twice, and running jobs would have no
-owner. The folder keeps its database's id in `database.json`; without that file, `_TRACES` in the folder show that it
-had a database.
+Where: `Store.open` calls it before and after it creates or migrates tables. A state folder that has lost its database
+must not begin with an empty one: clients would not find their jobs, names would be used twice, and running jobs would
+have no owner. The folder keeps its database's id in `database.json`; without that file, `_TRACES` in the folder show
+that it had a database.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ class DatabaseLife:
         return f"bring back a backup of that server, or {anew}"
 
     def prepare_file(self, database: Path) -> None:
-        """Check the file of a SQLite database before it is opened.
+        """Check the file of a SQLite database before it is opened; if a new database was requested, set the file aside.
 
-        Raises: StoreError if it is missing, empty, no database or damaged, though the folder had one.
+        Raises: StoreError if it is damaged, no database or unreadable; also if it is missing, empty or without Clary's
+            tables, though the folder had a database.
         """
         way_out = self.backups(database).way_out
         if self._begins_anew:
@@ -84,7 +85,7 @@ class DatabaseLife:
             self._require_new(f"the database {database} has none of Clary's tables", way_out())
 
     def require_own(self, connection: Connection, place: str, way_out: str) -> None:
-        """Refuse a database that is not the folder's own, before it is migrated; raises StoreError.
+        """Refuse a database without Clary's tables if the folder had a database before; raises StoreError.
 
         Args:
             connection: connection to the database before its tables are made or changed.

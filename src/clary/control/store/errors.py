@@ -6,8 +6,10 @@ StoreError
 |-- BadToken          a page token that belongs to another query, or is forged
 |-- StaleLease        a write under a lease that another owner has taken
 |-- StreamNotFound    no log stream of that name
+|-- StreamDamaged     a log file that cannot be read completely
 |-- SequenceGap       log lines after a gap
-`-- BadLogQuery       a log query that the service refuses (InvalidParameterException)
+|-- BadLogQuery       a log query that the service refuses (InvalidParameterException)
+`-- SeriesMoved       blocks of series that were joined or removed during a read
 """
 
 from __future__ import annotations

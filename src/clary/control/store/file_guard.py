@@ -1,7 +1,7 @@
 """Detects that the file of an open SQLite database was deleted or replaced, and puts it back.
 
-Where: the writer's thread checks before each transaction; the renewal of the lease causes a transaction every few
-seconds. SQLite would continue to write to the deleted file, and all changes would be lost at the end of the process.
+Where: the writer's thread checks before each batch of changes; the renewal of the lease causes one every few seconds.
+SQLite would continue to write to the deleted file, and all changes would be lost at the end of the process.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class GroupCommitWriter:
     Args:
         engine: its transactions take the write lock at their start.
         max_batch: maximum number of operations in a transaction.
-        before_commit: called on the thread before each transaction; raises SQLAlchemyError to prevent the transaction.
+        before_commit: called on the thread before each batch; raises SQLAlchemyError to prevent its transaction.
     """
 
     def __init__(

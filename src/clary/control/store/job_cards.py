@@ -81,7 +81,7 @@ class CardQuery:
     skip: int = 0  # cards to skip, from the first one or from the token's position
 
     def identity(self) -> dict[str, Any]:
-        """Return the query's identity, to which page tokens are bound: all members except limit, token and skip."""
+        """Return the query's identity, to which page tokens are bound: its search, filters and order."""
         return {
             "list": "cards",
             "search": self.search,

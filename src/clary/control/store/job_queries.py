@@ -105,6 +105,7 @@ def page_statement(query: JobQuery, *, after: list[Any] | None, dialect: str) ->
     """Return the statement for one page and one row more, which shows whether another page follows.
 
     Args:
+        query: filters, order and page.
         after: `key_of` the last row of the previous page; None for the first page.
         dialect: sqlite or postgresql.
 

@@ -22,7 +22,7 @@ _PIECES = (
 
 
 def remove_some(connection: Connection, job_name: str) -> bool:
-    """Remove one batch of a job's rows; return whether it was full, so that another may follow."""
+    """Remove up to one batch of a job's rows from each table, until a batch is full; return whether one was full."""
     for table, conditions, most in _PIECES:
         some = select(table.c.id).where(table.c.job_name == job_name, *conditions).limit(most)
         if connection.execute(delete(table).where(table.c.id.in_(some))).rowcount == most:

@@ -37,7 +37,7 @@ class Lease:
 def acquire(connection: Connection, name: str, *, owner: str, ttl_s: float) -> Lease | None:
     """Take the lease if it is free, expired or already held by `owner`; return None if another owner holds it.
 
-    Each call returns a new token; writes with an older token are refused from then on.
+    Each grant has a new token; writes with an older token are refused from then on.
 
     Args:
         connection: connection in a transaction that the caller commits.

@@ -99,7 +99,7 @@ class MetricCurves:
 
         Args:
             job_name: job of the metrics.
-            names: names of metrics; missing metrics are left out; None for all metrics, up to MAX_CURVES.
+            names: names of metrics; missing metrics are left out; None for all metrics. At most MAX_CURVES are read.
             num_points: maximum number of points of each curve, 2 to MAX_POINTS.
         """
         most = max(2, min(num_points, MAX_POINTS))

@@ -1,7 +1,8 @@
 """Numbered migrations of the database, applied in order and in one transaction when a store opens.
 
-Where: `Store.open` calls `migrate` before anything else touches the database. A released migration is never
-edited: a change of the tables is a new migration at the end of `MIGRATIONS`, with the same change in `tables`.
+Where: `Store.open` calls `migrate` after `database_life` has checked the database, before all other use. A released
+migration is never edited: a change of the tables is a new migration at the end of `MIGRATIONS`, with the same change in
+`tables`.
 
 Why no migration tool: the list is short, runs the same on SQLite and PostgreSQL, must run unattended inside the
 service, and needs no second description of the tables (docs/adr/0003-store-writer-and-migrations.md).

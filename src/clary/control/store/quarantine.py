@@ -73,7 +73,7 @@ class Quarantine:
         self._on_job: Callable[[str], None] = lambda name: None
 
     def listen(self, on_job: Callable[[str], None]) -> None:
-        """Register `on_job`, which is called with the name of every job that is set aside.
+        """Register `on_job`, which is called with the name of every job whose row is found damaged.
 
         A service that has the job in memory can then repair its row.
         """
@@ -103,7 +103,7 @@ class Quarantine:
                 self._on_job(row.name)
 
     async def release(self, number: int) -> TrainingJob | None:
-        """Put a row back; return the job if it is the row of a job.
+        """Put a row back; return the job if it is the row of a job. Delete the entry, also that of a repaired row.
 
         Raises: NoSuchEntry; StoreError if the row can still not be read, or a new row has its key.
         """
@@ -122,7 +122,7 @@ class Quarantine:
         return await self._write(take_back)
 
     async def drop(self, number: int) -> QuarantineEntry:
-        """Delete a row, and with a job's row all its data in the database; raises NoSuchEntry."""
+        """Delete an entry and its row, for a held job also all its data in the database; raises NoSuchEntry."""
 
         def give_up(connection: Connection) -> QuarantineEntry:
             entry = _require(connection, number)

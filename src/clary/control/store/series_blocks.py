@@ -34,7 +34,7 @@ Owner = tuple[str, int, str]  # job, attempt, host
 
 READ_AT_ONCE = 32  # blocks; a large block has some hundred kilobytes
 MOST_PACKED_HERE = 10_000  # values that the event loop may pack: a millisecond or two
-MAX_LOOKS = 5  # attempts of a read that a joining of blocks disturbs
+MAX_LOOKS = 5  # attempts of a read that a joining of blocks may disturb; one more attempt follows
 
 # Lock the jobs against deletion until the rows are written; SQLite has only one writer anyway.
 _HOLD_JOBS = (
@@ -126,7 +126,7 @@ class SeriesBlocks:
     async def query(self, query: SeriesQuery) -> SeriesAnswer:
         """Return the points of a query; the answer names damaged blocks and omits their points.
 
-        Raises: ContractError if the answer would have too many points.
+        Raises: ContractError if the answer would have too many points; SeriesMoved if blocks moved in every attempt.
         """
 
         def ask(connection: Connection) -> SeriesAnswer:

@@ -6,6 +6,8 @@ Where: the service that holds the database's lease runs this in the background (
     roll-ups of 10 s  -> gathered, and rolled up to 5 min -> joined                 -> removed after a month
     roll-ups of 5 min -> joined                                                     -> removed with their job
 
+A day and a month are the defaults of the settings `series_rows_kept_s` and `series_rollups_kept_s`.
+
 Each step is one transaction that removes the old blocks and inserts the new ones: so neither a killed service nor two
 concurrent services lose or duplicate a row. The blocks of several hosts are made one after the other and written
 together, so that they share commits.

@@ -1,4 +1,4 @@
-"""The store: jobs, tags, metrics and leases in one database, durable when a call returns.
+"""The store: all records except logs and objects in one database, durable when a call returns.
 
 Where: services create and list jobs; the reconciler moves jobs from state to state. Writes go through one thread that
 commits many at once (`group_commit`); reads run on a few threads with connections of their own and see every write that
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 NUM_READERS = 4
 READ_TIMEOUT_S = 30.0
-_MOST_TRIES = 5  # attempts of a query that meets damaged rows each time
+_MOST_TRIES = 5  # attempts after which damaged rows are set aside; one more attempt follows
 
 _KEY_BYTES = 32  # length of the key that signs page tokens
 

@@ -168,7 +168,7 @@ series_blocks = Table(
     Column("start_ms", BigInteger, nullable=False),  # times of the first and the last row
     Column("end_ms", BigInteger, nullable=False),
     Column("num_rows", BigInteger, nullable=False),
-    Column("is_rolled", Integer, nullable=False),  # whether coarser blocks have the same values
+    Column("is_rolled", Integer, nullable=False),  # whether coarser blocks have the same values, or are not needed
     Column("is_open", Integer, nullable=False),  # whether it may be joined with other blocks
     Column("data", LargeBinary, nullable=False),  # control/series/codec.py
 )
@@ -231,7 +231,7 @@ quarantine = Table(
     Column("name", Text, nullable=False),  # of the job, or the row's key in words
     Column("reason", Text, nullable=False),
     Column("found_at", BigInteger, nullable=False),
-    Column("is_held", Integer, nullable=False),  # 0: the row was repaired at once; `contents` has its old bytes
+    Column("is_held", Integer, nullable=False),  # 0: the row was repaired; `contents` has its old bytes
     Column("contents", Text, nullable=False),  # JSON: column -> type, and bytes in base64
 )
 

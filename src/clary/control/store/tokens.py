@@ -1,8 +1,8 @@
 """Page tokens: opaque texts; each is accepted only for the query that it was made for.
 
-Where: `Store.list_jobs`, `LogStore.list_streams` and `LogStore.filter_events` put the position of the next page into a
-token. A token contains the readable position and a keyed digest of position and query, so that a forged or damaged
-token, or a token of another query, is refused instead of silently skipping items.
+Where: the paged queries of `Store` and its parts, of `LogStore` and of some services put the position of the next page
+into a token. A token contains the readable position and a keyed digest of position and query, so that a forged or
+damaged token, or a token of another query, is refused instead of silently skipping items.
 """
 
 from __future__ import annotations

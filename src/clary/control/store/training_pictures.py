@@ -60,7 +60,9 @@ def put_pictures(connection: Connection, owner: Mapping[str, Any], pictures: Seq
     """Store pictures of a host, and delete surplus pictures; new tags beyond the limit are ignored.
 
     Args:
+        connection: inside a transaction that the caller commits.
         owner: columns job_name, attempt and host of the pictures.
+        pictures: in order of their numbers.
     """
     job_name = owner["job_name"]
     known = {(one.kind, one.tag): one for one in tags_of(connection, job_name)}

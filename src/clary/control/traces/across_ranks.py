@@ -2,8 +2,8 @@
 
 A collective is identified by its step, its name, and its index among the collectives of that name in the step: ranks
 with the same program call the same collectives in the same order. An accelerator reaches a collective later than the
-program does, so a kernel is counted in the step in which the program launched it. Steps that some rank has not recorded
-completely are left out.
+program does, so a kernel is counted in the step in which the program launched it. Late ranks are found only among
+collectives that all ranks have recorded.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def set_clocks(marks: Sequence[Marks]) -> Clocks:
 
     Ranks with the same boot id share a machine and its clock. Ranks of different machines end a collective at nearly
     the same time: the difference of their clocks is estimated as the median difference of these end times over all
-    common collectives.
+    common collectives; it counts as 0 if there are fewer than _LEAST_MATCHED of them.
     """
     if not marks:
         return Clocks(offsets={}, method=ONE_CLOCK)

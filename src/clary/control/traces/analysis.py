@@ -98,7 +98,7 @@ def _place_windows(windows: Mapping[int, tuple[dict[str, Any], float]], clocks: 
 
 
 def _profiles(folder: Path, errors: list[str]) -> list[tuple[str, RankProfile]]:
-    """Return the ranks' reports, sorted by rank; add an error for each host without an answer."""
+    """Return the ranks' reports, sorted by rank; add an error for each host without an answer, or with an error."""
     request = _document(folder / _REQUEST)
     found: dict[int, tuple[str, RankProfile]] = {}
     for host in request.get("hosts") or ():

@@ -37,6 +37,8 @@ def write_merged(place: Path, sources: Sequence[Source], *, facts: Mapping[str, 
     """Write the traces as one file, completely or not at all; return the number of events.
 
     Args:
+        place: path of the file.
+        sources: traces of the ranks.
         facts: about the offsets of clocks; stored in the file beside the events.
     Raises: TraceError, OSError.
     """

@@ -1,4 +1,4 @@
-"""Operations of a rank's trace by kind, on the rank's own clock. Pure, except that it reads the file."""
+"""Operations of a rank's trace by kind, on the rank's own clock. Pure."""
 
 from __future__ import annotations
 

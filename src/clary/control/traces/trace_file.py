@@ -19,7 +19,7 @@ MAX_EVENT_CHARACTERS = 4 * 1024 * 1024
 _CHUNK_BYTES = 1024 * 1024
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _BASE = re.compile(r'"baseTimeNanoseconds"\s*:\s*([0-9]{1,20})')
-_KEPT_CHARACTERS = 4096  # text kept before and after the events, which contains the base time
+_KEPT_CHARACTERS = 4096  # a sixteenth of the text that is kept after the events and may contain the base time
 _SKIPPED = re.compile(r"[\s,]*")
 
 

@@ -82,7 +82,9 @@ Space = tuple[Range, ...]
 
 
 def scaling_of(word: str, *, least: float, greatest: float) -> Scaling:
-    """Return the scaling that a request names; Auto is logarithmic for ranges of two orders of magnitude.
+    """Return the scaling that a request names.
+
+    Auto is logarithmic if `least` is above 0 and `greatest` is at least two orders of magnitude greater, else linear.
 
     Args:
         word: Linear, Logarithmic, ReverseLogarithmic, Auto, or empty for Auto.
@@ -96,7 +98,7 @@ def scaling_of(word: str, *, least: float, greatest: float) -> Scaling:
 
 
 def num_values(space: Space) -> int | None:
-    """Return the number of different points of a space; None if it has a continuous range."""
+    """Return the number of different points of a space; None if it has a continuous range of more than one value."""
     total = 1
     for one in space:
         if isinstance(one, Continuous):

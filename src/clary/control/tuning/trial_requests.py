@@ -1,8 +1,9 @@
 """The CreateTrainingJob request of a trial, and the name of its training job. Pure.
 
-Where: the tuning keeper creates trials with it; the creation of a tuning job validates one such request, so that an
-impossible definition is refused at once. Source: HyperParameterTrainingJobDefinition (AWS API reference). On AWS, each
-training job of a tuning job has its own checkpoint prefix, and the hyperparameter `_tuning_objective_metric`.
+Where: the tuning keeper creates trials with it; the creation of a tuning job validates one such request for each
+definition, so that an impossible definition is refused at once. Source: HyperParameterTrainingJobDefinition (AWS API
+reference). On AWS, each training job of a tuning job has its own checkpoint prefix, and the hyperparameter
+`_tuning_objective_metric`.
 """
 
 from __future__ import annotations

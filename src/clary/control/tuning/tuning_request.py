@@ -50,7 +50,11 @@ class Definition:
 
 @dataclass(frozen=True)
 class TuningRequest:
-    """Reads one parsed request; every accessor returns the service's default if the member is absent."""
+    """Reads one parsed request.
+
+    An absent optional member gives the service's default, or None or an empty value without a default. An absent
+    required member raises KeyError.
+    """
 
     request: Mapping[str, Any]
 

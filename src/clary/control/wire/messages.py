@@ -19,7 +19,8 @@ class HttpRequest:
         raw_path: path as on the wire, percent-encoded, without the query.
         query: query as on the wire, without `?`.
         headers: in the order of arrival; a name may occur several times.
-        remote: address of the client, for logs.
+        body: empty for a request of which only the head has arrived.
+        remote: address of the client, for logs and for limits of each client.
         is_secure: whether it was received over TLS.
     """
 

@@ -1,8 +1,8 @@
 r"""Patterns of service models, compiled to expressions that are safe to run on hostile values.
 
-Where: validation compiles the pattern of each string shape here. AWS writes patterns for Java. Syntax that Python's
-`re` lacks is translated (`\p{L}`, surrogate pairs); a pattern that cannot be translated is not enforced, and is
-recorded in `skipped_patterns`.
+Where: validation compiles the pattern of each string shape here; `metric_requests` checks the patterns of clients'
+metrics. AWS writes patterns for Java. Syntax that Python's `re` lacks is translated (`\p{L}`, surrogate pairs); a
+pattern that cannot be translated is not enforced, and is recorded in `skipped_patterns`.
 
 [Note: runaway patterns] `re` backtracks and blocks the interpreter meanwhile: `(a+/?){3,}` takes exponential time on
 "aaaa...!". A repeated group that contains a repetition is run only if no text can be divided into its rounds in several

@@ -2,8 +2,7 @@
 
 Where: first step of the wire. The credential scope of the signature names the service; X-Amz-Target, the form's
 Action, or method and path name the operation. Unsigned requests are routed too, so that the sender can parse the
-refusal. Source: contract of the clients, section "Wire protocol per service"; Smithy's AWS JSON, query and restJson1
-protocols.
+refusal. Source: Smithy's AWS JSON, query and restJson1 protocols.
 """
 
 from __future__ import annotations

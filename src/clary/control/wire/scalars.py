@@ -79,7 +79,7 @@ def parse_time(text: str, wanted: str) -> datetime:
 
 
 def format_time(value: Any, wanted: str) -> str | float:
-    """Format an aware datetime: a number of seconds for unixtimestamp, text for other formats, to the millisecond.
+    """Format an aware datetime: a number for unixtimestamp, else text; to the millisecond, rfc822 to the second.
 
     Raises: MisfitError for anything but an aware datetime.
     """

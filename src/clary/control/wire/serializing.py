@@ -24,7 +24,7 @@ ERROR_TYPE_HEADER = "x-amzn-ErrorType"
 QUERY_ERROR_HEADER = "x-amzn-query-error"
 RETRY_AFTER_HEADER = "x-amz-retry-after"  # milliseconds that a client should wait before it retries
 MEMBERS = "members"  # key in a WireError's details: further members of the error, spelled as in its model
-RETRY_AFTER_MS = "retry_after_ms"  # key in a WireError's details: value of the header below
+RETRY_AFTER_MS = "retry_after_ms"  # key in a WireError's details: value of RETRY_AFTER_HEADER
 SERVER_ERROR_STATUS = 500
 DEFAULT_ERROR_STATUS = 400
 

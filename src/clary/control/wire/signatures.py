@@ -1,9 +1,9 @@
 """Verification of SigV4 signatures: authenticates the sender of each request.
 
-Where: after routing, before the body is parsed. A request passes only if its signature was made recently, with a key
-that the service knows, over exactly this method, path, query, body and `_MEANINGFUL_HEADERS`. A request that changes
-something passes only once. Source: AWS General Reference, "Signature Version 4 signing process"; texts as the real
-services write them.
+Where: after routing, before the body is parsed. A request passes only if its signature was made recently, or its
+presigned URL has not expired, with a key that the service knows, over exactly this method, path, query, body and
+`_MEANINGFUL_HEADERS`. A request that changes something passes only once.
+Source: AWS General Reference, "Signature Version 4 signing process"; texts as the real services write them.
 
 [Note: replays] Two equal requests signed in the same second have the same signature: the SDKs send a unique
 `amz-sdk-invocation-id`, but do not sign it, so that it proves nothing. The second request is refused with
@@ -70,6 +70,7 @@ class SignatureVerifier:
 
     Args:
         find_secret: access key id -> secret access key; None for an unknown key.
+        clock: its time of day is compared with signatures; its monotonic time decides when they are forgotten.
         skew_s: largest difference in seconds between a signature's time and the service's clock.
         journal: keeps used signatures over restarts; without it, they are forgotten at a restart.
         temporary: the keys that require a session token; None if there are no such keys.
@@ -134,8 +135,8 @@ class SignatureVerifier:
         """Check a request's headers before its body is read, and return its Authorization.
 
         With x-amz-content-sha256, the signature is verified: it covers the body's hash, which `verify` later compares
-        with the body. Without this header, which most clients do not send, only the key and the time are checked. A
-        request that passes must still be verified with its body.
+        with the body. Without this header, which most clients do not send, only the key, the time and the list of
+        signed headers are checked. A request that passes must still be verified with its body.
 
         Raises: WireError for headers with which no body could pass.
         """

@@ -1,10 +1,9 @@
 """Checks of the model's constraints, with AWS's error texts.
 
 Where: after parsing, before services see the parameters. Checkers are closures compiled once for each operation; a
-valid request costs one walk and builds no message. Source: contract of the clients, section "Errors of the real
-service"; texts as the real service writes them: `2 validation errors detected: Value 'a_b' at 'trainingJobName' failed
-to satisfy constraint: Member must satisfy regular expression pattern: ...; Value null at 'roleArn' failed to satisfy
-constraint: Member must not be null`.
+valid request costs one walk and builds no message. Source: texts as the real service writes them: `2 validation errors
+detected: Value 'a_b' at 'trainingJobName' failed to satisfy constraint: Member must satisfy regular expression pattern:
+...; Value null at 'roleArn' failed to satisfy constraint: Member must not be null`.
 """
 
 from __future__ import annotations
@@ -56,7 +55,8 @@ def validate(operation: Operation, params: dict[str, Any], *, lenient_enums: fro
 
     Args:
         lenient_enums: names of shapes whose enumerations are not enforced.
-    Raises: WireError with ValidationException (ValidationError for query services) that lists every broken constraint.
+    Raises: WireError with ValidationException (ValidationError for query services) that counts the broken constraints
+        and lists the first `MAX_SHOWN_ERRORS`.
     """
     checker = _checker(operation, lenient_enums)
     if checker is None:

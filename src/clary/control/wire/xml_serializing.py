@@ -22,7 +22,7 @@ _MARKUP = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#xD;"})
 def xml_members_writer(shape: Any) -> Callable[[Any], str]:
     """Return the function that writes the members of a structure, without an enclosing element.
 
-    That function raises MisfitError for members that the model lacks.
+    That function raises MisfitError for members that the model lacks, and for values of other types.
     """
     return _Compiler().members(shape)
 

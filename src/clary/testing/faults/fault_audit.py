@@ -75,7 +75,7 @@ def is_set_aside(error: ClientError, name: str) -> bool:
 
 
 def list_jobs(world: FaultWorld, prefix: str) -> list[tuple[str, str]]:
-    """Return (name, status) of every job that the service lists."""
+    """Return (name, status) of every listed job whose name contains `prefix`."""
 
     def list_all() -> list[tuple[str, str]]:
         pages = world.client("sagemaker").get_paginator("list_training_jobs")

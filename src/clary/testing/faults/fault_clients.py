@@ -19,7 +19,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from clary.base.errors import ClaryError
 from clary.control.state_folder import RootSecrets, StateFolder
 
-ANSWER_DEADLINE_S = 60.0  # limit for an answer when no fault is active
+ANSWER_DEADLINE_S = 60.0  # limit for an answer; no fault prevents answers for so long
 PAGE_TIMEOUT_S = 30.0
 RETRY_S = 0.1
 REGION = "us-west-2"
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class NoAnswer(Exception):
-    """The service did not answer in time, though no fault was active."""
+    """The service did not answer in time; no fault prevents answers for so long."""
 
 
 class FaultClients:
@@ -100,7 +100,7 @@ class FaultClients:
         return self._secrets
 
     def ask(self, call: Callable[[], T], *, deadline_s: float = ANSWER_DEADLINE_S) -> T:
-        """Repeat a call until the service answers; a refusal (4xx) is an answer.
+        """Repeat a call until the service answers; a refusal (4xx) is an answer, except RETRIED_CODES.
 
         Raises: ClientError; NoAnswer.
         """

@@ -68,7 +68,7 @@ time_t time(time_t *place) {
 
 
 def find_compiler() -> str | None:
-    """Return the path of a C compiler."""
+    """Return the path of a C compiler, or None."""
     return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 

@@ -34,7 +34,7 @@ class RunResult:
     """One run."""
 
     seed: int
-    counts: tuple[KindCounts, ...]  # one per kind, in the order of FaultKind
+    counts: tuple[KindCounts, ...]  # one per kind that has struck, in the order of FaultKind
     statuses: dict[str, int]  # of jobs
     violations: tuple[str, ...]
     wall_s: float

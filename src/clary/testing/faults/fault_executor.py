@@ -1,6 +1,6 @@
 """Executor of one fault: finds its target and strikes. The plan decides kind, time, duration and choice.
 
-Where: `fault_runner` calls `strike` and, at the fault's end, `Damage.mend`. A fault without a target (no job is at the
+Where: `fault_run` calls `strike` and, at the fault's end, `Damage.mend`. A fault without a target (no job is at the
 planned moment, a process has just ended) has no effect and is not counted.
 """
 

@@ -1,6 +1,6 @@
 """Jobs that are always in flight while faults strike, each followed from its request to the end of its audit.
 
-Where: `fault_runner` starts a fleet, asks it for a job that is at a given moment of its life, and records the faults
+Where: `fault_run` starts a fleet, asks it for a job that is at a given moment of its life, and records the faults
 that have struck. Each of its threads follows one job at a time: it creates the job, describes it often, and audits its
 remains.
 """
@@ -84,7 +84,7 @@ class Book:
             self.violations.append((violation, causes[-1] if causes else None))
 
     def struck(self, entry: JobEntry) -> list[Strike]:
-        """Return the faults that struck during a job's life."""
+        """Return the faults that may have affected a job, including faults that were mended shortly before it."""
         with self.changed:
             until_s = entry.ended_at_s if entry.ended_at_s is not None else time.monotonic()
             return [

@@ -1,7 +1,7 @@
 """The promises to every accepted job, judged from facts that clients can see. Pure.
 
-Where: `fault_audit` gathers a job's evidence, `fault_run` counts the violations. The ledger is the driver's own record;
-from the service it takes only answers that a client would get.
+Where: `fault_audit` gathers a job's evidence, `fault_fleet` judges it, `fault_run` counts the violations. The ledger is
+the driver's own record; from the service it takes only answers that a client would get.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ Wanted = Callable[[socket.socket], bool]
 
 @contextlib.contextmanager
 def connections_of(pid: int, wanted: Wanted) -> Iterator[list[socket.socket]]:
-    """Duplicate the sockets of a process for which `wanted` is true; return an empty list if the process has ended."""
+    """Yield duplicates of the sockets of a process for which `wanted` is true; an empty list if it has ended."""
     borrowed: list[socket.socket] = []
     try:
         process = os.pidfd_open(pid)
@@ -50,7 +50,7 @@ def connections_of(pid: int, wanted: Wanted) -> Iterator[list[socket.socket]]:
 
 
 def leads_to_port(port: int) -> Wanted:
-    """Return a function that tells whether a socket is a TCP connection whose other end has this port."""
+    """Return a function that tells whether a socket is an IPv4 connection whose other end has this port."""
 
     def wanted(item: socket.socket) -> bool:
         return item.family == socket.AF_INET and _peer(item)[1:2] == (port,)

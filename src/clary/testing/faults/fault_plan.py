@@ -1,7 +1,8 @@
 """The plan of faults and jobs: kinds, times, choices and durations, derived from a seed alone. Pure.
 
-Where: `fault_runner` carries the plan out through `fault_executor`. The same seed, number and kinds give the same
-plan on every machine; the target that a fault finds when it strikes depends on the machine's speed, and is recorded.
+Where: `fault_runner` makes the plan, `fault_run` carries it out through `fault_executor`. The same seed, number and
+kinds give the same plan on every machine; the target that a fault finds when it strikes depends on the machine's speed,
+and is recorded.
 """
 
 from __future__ import annotations

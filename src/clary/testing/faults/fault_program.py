@@ -1,8 +1,8 @@
 """The training program of jobs under faults, and its expected output. Pure.
 
 The program records each start in the object store under a key of its own, so that starts can be counted even if their
-output was lost. Then it prints numbered lines, writes weights that follow from the job's name, and prints that it is
-done. Standard library only: it runs in the job's interpreter, which has no package of Clary.
+output was lost. Then it prints numbered lines, writes weights that follow from the names of job and host, and prints
+that it is done. Standard library only: it runs in the job's interpreter, which has no package of Clary.
 """
 
 from __future__ import annotations

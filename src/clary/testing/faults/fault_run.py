@@ -181,7 +181,7 @@ class FaultRun:
                 self._tell(violation)
 
     def _struck_since(self, began_s: float) -> set[FaultKind]:
-        """Return the kinds of faults that were active at any time since a monotonic time."""
+        """Return the kinds of faults that were active, or had effects, at any time since a monotonic time."""
         with self._book.changed:
             return {
                 strike.kind

@@ -3,7 +3,7 @@
 Run: `python -m clary.testing.faults.fault_runner --seed 7 --faults 1000` (or `make faults SEED=7 FAULTS=1000`).
 Progress and the table go to stderr, one JSON object per kind to stdout; the exit code is 1 if a fault caused a loss, a
 duplicate or a hang. The same seed gives the same faults and the same jobs. `--journal` records the target and the
-outcome of each fault.
+time of each fault that has struck.
 """
 
 from __future__ import annotations
@@ -58,11 +58,12 @@ def run_faults(
         seed: seed of faults and jobs.
         num_faults: number of faults that strike.
         database_url: empty for SQLite.
-        kinds: kinds of the faults; kinds that the machine does not allow are left out, and `say` receives the reason.
+        kinds: kinds of the faults; kinds that the machine or the database does not allow are left out, and `say`
+            receives the machine's reasons.
         python: interpreter of the training programs.
         say: receives the progress.
         journal: receives one JSON object for each fault that has struck.
-        keep_in: folder that gets the service's logs if a promise was broken.
+        keep_in: folder that gets logs and records of the service if a promise was broken.
     """
     abilities = find_abilities()
     for reason in abilities.missing:
@@ -86,7 +87,7 @@ def run_faults(
 
 
 def _keep(home: Path, folder: Path) -> None:
-    """Copy the service's and the agents' logs into a folder, to find the cause."""
+    """Copy the logs and records of the service and its agents into a folder, to find the cause."""
     folder.mkdir(parents=True, exist_ok=True)
     logs = [home / "service.log", home / "run" / "seaweed.log", *home.glob("jobs/*/*/*.log")]
     for path in [

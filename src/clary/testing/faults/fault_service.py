@@ -40,7 +40,7 @@ class FaultService:
         self._lock = threading.RLock()
 
     def start(self) -> None:
-        """Start the service unless it runs, and wait until it answers.
+        """Start the service unless it runs, and wait until its record names it.
 
         Raises: NoAnswer with the end of its log.
         """
@@ -83,7 +83,7 @@ class FaultService:
             process = self._process = self._spawn()
             if self._becomes_ready(process, time.monotonic() + START_TIMEOUT_S):
                 return ""
-            self.kill()  # reached if the service neither starts nor ends
+            self.kill()  # has an effect only if the service neither starts nor ends
             with log.open("rb") as file:
                 file.seek(told_before)
                 return file.read().decode(errors="replace") or f"(nothing; it ended with {process.returncode})"

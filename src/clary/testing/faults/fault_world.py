@@ -62,7 +62,7 @@ class FaultWorld:
     """A service in a state folder of its own.
 
     Args:
-        folder: an empty folder, which will hold the state folder `home` and the files that the driver moves aside.
+        folder: an empty folder, which will hold the state folder `home` and copies of files that the driver damages.
         abilities: abilities of the machine.
         python: interpreter of the training programs.
         database_url: empty for SQLite in the state folder.
@@ -73,7 +73,7 @@ class FaultWorld:
         self.home = folder / "home"
         self.abilities = abilities
         self.database_url = database_url
-        self.aside = folder / "aside"  # files that are moved out of the state folder and put back later
+        self.aside = folder / "aside"  # copies of files of the state folder, which are put back later
         self.service = FaultService(self.home, self._environment)
         self._folder = folder
         self._clock: FaultClock | None = None

@@ -137,7 +137,7 @@ class Client:
             self._stop(job)
 
     def _step(self, job: Job) -> None:
-        """Describe a job once and take its next action; the job stays in the list unless it was deleted."""
+        """Describe a job once and take its next action; a job that is deleted or not described leaves the list."""
         code, facts = self._caller.call("sagemaker", "DescribeTrainingJob", TrainingJobName=job.name)
         if code:
             self._wrong(job, f"an accepted job can not be described: {facts.get('Error')}")

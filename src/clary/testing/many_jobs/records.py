@@ -59,6 +59,6 @@ class ClientReport:
     latencies_s: Mapping[str, tuple[float, ...]]  # by operation, refusals separately; includes boto3's retries
     refusals: Mapping[str, int]  # "Operation Code" -> number of refusals
     num_retries: int  # by boto3
-    num_throttled: int  # answers that were throttles; boto3 retries those
+    num_throttled: int  # throttling answers, which boto3 retries
     wrongs: tuple[str, ...]  # every violation that the client saw
     num_alive_at_most: int

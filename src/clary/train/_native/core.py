@@ -147,7 +147,7 @@ def library_path() -> Path:
 
 @cache
 def door() -> Any:
-    """Return the module `_door`; None if it was not built for this Python."""
+    """Return the module `_door`; None if it was not built for this Python or does not load."""
     try:
         return importlib.import_module("clary.train._native._door")
     except ImportError:
@@ -221,7 +221,8 @@ class NativeCore:
         connections: taken over with their descriptors, also when creation fails.
 
     Raises:
-        CollectiveError: as `clary_create` reports.
+        CollectiveError, ValueError: as `clary_create` reports.
+        OSError: the library does not load.
     """
 
     def __init__(self, connections: GroupConnections) -> None:
@@ -314,7 +315,8 @@ class NativeCore:
     def sum_memory(self, memory: Any, timeout_s: float) -> bool:
         """Reduce an object with the buffer protocol by SUM, in place; False, with nothing done, if it is not plain.
 
-        It replaces `all_reduce` where inspecting the memory in Python would take longer than a small reduction.
+        It replaces `all_reduce` where inspecting the memory in Python would take longer than a small reduction. Without
+        `_door`, this call and the next two return False.
         """
         if self._short_ways is None:
             return False
@@ -323,7 +325,9 @@ class NativeCore:
         )
 
     def gather_memory(self, source: Any, target: Any, timeout_s: float) -> bool:
-        """Collect an object of every rank into one object; False, with nothing done, if one is not plain.
+        """Collect an object of every rank into one object; False, with no data sent, if the objects do not fit.
+
+        They fit if both are plain, do not overlap, and the target has room for the sources of all ranks.
 
         Args: as `Core.all_gather`, but as objects with the buffer protocol, which do not overlap.
         """
@@ -335,7 +339,7 @@ class NativeCore:
     def sum_scatter_memory(self, source: Any, target: Any, timeout_s: float) -> bool:
         """Reduce an object with one chunk per rank by SUM; rank r keeps chunk r.
 
-        False, with nothing done, if not plain.
+        Returns: False, with no data sent, if the objects do not fit, as for `gather_memory`; else True.
 
         Args: as `Core.reduce_scatter`, but as objects with the buffer protocol, which do not overlap.
         """
@@ -463,7 +467,7 @@ class NativeCore:
         return text.value.decode()
 
     def counters(self) -> dict[str, int]:
-        """Count operations, bytes reduced, bytes on lanes, sleeps and wakes since creation."""
+        """Return the counts since creation, by the names in `_COUNTER_NAMES`."""
         values = (c_uint64 * len(_COUNTER_NAMES))()
         written = self._calls.counters(self._handle or self._gone(), ctypes.addressof(values), len(_COUNTER_NAMES))
         return dict(zip(_COUNTER_NAMES[:written], values[:written], strict=True))

@@ -2,14 +2,15 @@
 
     CollectiveError
     |-- CollectiveTimeout   a peer did not join or answer within the limit
-    |-- PeerLost            a peer's process ended or its connection broke
+    |-- PeerLost            a peer's process ended, its connection broke, or it left the group
     |-- OrderMismatch       ranks called different collectives
     |-- GroupClosed         the group was closed by this rank, or a rank aborted it
     |-- BootstrapError      the group could not be formed
     `-- CoreError           the operating system refused memory, a thread or a descriptor
 
 After any of these the group is poisoned: pending and later calls raise the first cause. A bad argument is a ValueError
-or TypeError, and leaves the group unchanged. All are also RuntimeError, as torch.distributed's callers expect.
+or TypeError, and leaves the group unchanged. Every CollectiveError is also a RuntimeError, as callers of
+torch.distributed expect.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class CollectiveTimeout(CollectiveError):
 
 
 class PeerLost(CollectiveError):
-    """A peer's process ended, or its connection broke."""
+    """A peer's process ended, its connection broke, or it left the group while this rank needed it."""
 
 
 class OrderMismatch(CollectiveError):
@@ -54,7 +55,7 @@ class OrderMismatch(CollectiveError):
 
 
 class GroupClosed(CollectiveError):
-    """The group was closed by this rank, or a rank aborted it; `culprit` is that rank."""
+    """The group was closed by this rank, or a rank aborted it; `culprit` is the rank that aborted it."""
 
 
 class BootstrapError(CollectiveError):

@@ -202,7 +202,7 @@ class Core(Protocol):
     """
 
     def run(self, operation: Operation) -> int:
-        """Begin an operation; return 0 if it has ended, or a ticket > 0 if it is asynchronous and still pending.
+        """Begin an operation; return 0 if it has ended, or a ticket > 0 to wait for. A message always has a ticket.
 
         Collectives run in the order of their calls. The core copies lists, not memory.
         """
@@ -271,7 +271,7 @@ class Core(Protocol):
         """Return the algorithm that the cost model chooses, and why."""
 
     def counters(self) -> dict[str, int]:
-        """Count operations, bytes reduced, bytes on lanes, sleeps and wakes since creation."""
+        """Return counts since creation by name: operations, bytes reduced, bytes on lanes, and others of the core."""
 
     def close(self) -> None:
         """Leave the group properly; pending operations fail. A second call does nothing."""

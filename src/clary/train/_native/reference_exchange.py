@@ -1,8 +1,9 @@
 """The machinery of the reference core: one exchange per collective, tickets, send and receive, and failure.
 
 Where: `reference.ReferenceCore` adds the meaning of each collective. Two threads: one moves frames
-(`reference_streams`), one runs collectives in the order of their calls. One lock guards all state; the memory of
-callers is accessed only under this lock, and never after their operation has failed.
+(`reference_streams`), one runs collectives in the order of their calls. One lock guards all state; except for the copy
+that a send makes before it returns, the memory of callers is accessed only under this lock, and never after their
+operation has failed.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class _Call:
 
 
 class PeerExchange:
-    """All methods of `interface.Core` except the collectives; owns the descriptors of `connections`."""
+    """All methods of `interface.Core` except `run`, `explain` and short calls; owns `connections`' descriptors."""
 
     def __init__(self, connections: GroupConnections) -> None:
         self.rank = connections.rank

@@ -1,7 +1,7 @@
 """Frames between reference cores, and the thread that moves them.
 
-Where: `reference` posts frames and gets received frames by callbacks. The native core uses another protocol on the same
-sockets; a group never contains both cores (`bootstrap.records`).
+Where: `reference_exchange` posts frames and gets received frames by callbacks. The native core uses another protocol on
+the same sockets; a group never contains both cores (`bootstrap.records`).
 
 A peer on this host has one stream, the side stream, which carries all frames. A peer on another host also has a lane,
 which carries collectives. Each stream ends with GOODBYE; a stream that ends without GOODBYE means a lost peer.
@@ -31,7 +31,7 @@ class FrameKind(IntEnum):
 
     COLLECTIVE = 1  # sequence number; label describes the operation; the sender's data for the receiver
     MESSAGE = 2  # tag, ticket of the sender; data
-    RECEIPT = 3  # ticket of a MESSAGE's sender; label is "" on success, else the problem
+    RECEIPT = 3  # tag and ticket of the MESSAGE; label is "" on success, else the problem
     BAD_NEWS = 4  # code, culprit; label describes the first cause
     GOODBYE = 5  # the last frame of a stream
 
@@ -106,7 +106,7 @@ class StreamLoop:
 
     def __init__(self, sides: Sequence[int], lanes: Sequence[int], callbacks: Callbacks, *, name: str) -> None:
         self._callbacks = callbacks
-        self._lock = threading.Lock()  # guards the outbound queues and `_is_ending`
+        self._lock = threading.Lock()  # guards the outbound queues
         self._flushed = threading.Event()
         self._is_ending = False
         self._streams: dict[tuple[int, bool], _Stream] = {}
@@ -146,7 +146,7 @@ class StreamLoop:
             self._wake.send(b"\0")
 
     def close(self, *, says_goodbye: bool, limit_s: float) -> None:
-        """Send queued frames and GOODBYE for at most `limit_s`; then end the thread and close all streams."""
+        """Send queued frames and, if asked, GOODBYE for at most `limit_s`; then end the thread and all streams."""
         if says_goodbye:
             for stream in self._streams.values():
                 self._queue(stream, Frame(FrameKind.GOODBYE).encode())

@@ -1,7 +1,7 @@
 """Send and receive of the reference core: the matching of messages and calls.
 
-Where: `reference` holds one book per core and guards it with its lock; this module never waits, locks, or does input or
-output.
+Where: `reference_exchange` holds one book per core and guards it with its lock; this module never waits, locks, or does
+input or output.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Receive:
-    """A pending `receive` without a matching message."""
+    """A `receive` that this rank has called."""
 
     ticket: int
     peer: int  # or ANY_RANK
@@ -40,7 +40,7 @@ class Receive:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A received message without a matching call."""
+    """A received message."""
 
     peer: int
     tag: int

@@ -11,7 +11,8 @@ They are copied to host memory, written in the background, and restored by any n
 Where: docs/training-checkpoints.md has a whole program. torch is imported only when a Keeper is first used.
 
 errors, parts, folders, places, stop_notice    standard library only: files, folders and the places of ranks
-ranks, plans, snapshot, states, filling        torch: the ranks' shares, the copy in host memory, models by names
+ranks, plans, states, filling                  torch: the ranks' shares, models by names
+snapshot, staging                              torch: the copy in host memory, and copies made after `save` returns
 joining, peers, reading, restoring, saving     steps that all ranks take together
 keeper                                         the interface for programs
 """

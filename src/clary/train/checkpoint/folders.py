@@ -1,7 +1,7 @@
 """The folder of checkpoints, as one host sees it: listing, publishing and removing steps.
 
     step-000000001200/              whole: all ranks of all hosts have written their parts to disk
-        checkpoint.json             step, time, number of parts; written after all parts
+        checkpoint.json             step, save, time, number of parts; written after all parts
         metadata                    torch.distributed.checkpoint's: the tensors, and their division into pieces
         part-00003.bin, .json       the part that rank 3 of the save wrote
     .step-000000001300.SAVE         being written

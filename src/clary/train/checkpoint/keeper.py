@@ -45,9 +45,9 @@ class Keeper:
         keep: number of steps that stay, at least 1; older steps are removed once a newer step is whole.
         peers: whether a rank of another host holds a second copy of each rank's last part in memory.
         limit_s: longest wait for a disk or another rank, in seconds.
-        async_staging: copy parameters and optimizers' tensors after `save` has returned, during the next forward and
-            backward pass. The next `optimizer.step()` waits for the end of the copy. The program promises that only
-            steps of optimizers in the state change these tensors.
+        async_staging: copy large parameters and optimizers' tensors in host memory after `save` has returned, during
+            the next forward and backward pass. The next `optimizer.step()` waits for the end of the copy. The program
+            promises that only steps of optimizers in the state change these tensors.
 
     Raises: ValueError for invalid arguments; CheckpointError on all ranks if one rank cannot use its folder.
     """
@@ -93,9 +93,9 @@ class Keeper:
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Copy a state into host memory and return; the copy is written while training continues.
 
-        With `async_staging`, parameters and optimizers' tensors are also copied while training continues. The first
-        save allocates memory. A save waits until the previous save is written. Of models and optimizers, each rank
-        saves its own shards; of every other value, only the lowest rank's is saved.
+        With `async_staging`, large parameters and optimizers' tensors in host memory are also copied while training
+        continues. The first save allocates memory. A save waits until the previous save is written. Of models and
+        optimizers, each rank saves its own shards; of every other value, only the lowest rank's is saved.
 
         Args:
             step: 0 or more, the same on all ranks; an existing step of this number is replaced.
@@ -103,7 +103,8 @@ class Keeper:
                 that can be pickled.
 
         State after failure: earlier steps are unchanged; the program may call `save` again.
-        Raises: CheckpointError on all ranks if one rank could not write the previous step, or cannot copy this one.
+        Raises: CheckpointError on all ranks if one rank could not write the previous step, or cannot save this one; a
+            rank with wrong arguments raises ValueError or TypeError instead.
         """
         self._check_open()
         failure = self._finish()
@@ -143,7 +144,8 @@ class Keeper:
 
         Returns: the step; None without a whole step, and then the state is unchanged.
         State after failure: the state may be partly filled.
-        Raises: CheckpointError on all ranks if one rank could not read, or the checkpoint does not fit the state.
+        Raises: CheckpointError on all ranks if one rank could not read, the checkpoint does not fit the state, or the
+            last save failed.
         """
         self._check_open()
         self.wait()

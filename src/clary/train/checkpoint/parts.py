@@ -134,7 +134,7 @@ class StoredPart:
     _handle: int | None = None
 
     def read_into(self, start: int, buffer: memoryview) -> None:
-        """Fill a buffer with the part's bytes from `start` on. Raises: CheckpointError."""
+        """Fill a buffer with the part's bytes from `start` on. Raises: OSError, CheckpointError."""
         if self._handle is None:
             self._handle = os.open(self.folder / data_name(self.index.rank), os.O_RDONLY | os.O_CLOEXEC)
         while buffer:

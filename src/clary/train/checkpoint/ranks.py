@@ -90,7 +90,8 @@ class Ranks:
             part: called on every rank; its result is pickled.
             whole: called on the coordinator with the results by rank; returns a piece for each rank.
             what: description of the operation, for the error.
-        Raises: `failure` on all ranks if `part` raised on any rank or `whole` raised; it names the ranks.
+        Raises: `failure` on all ranks if `part` raised on any rank or `whole` raised; it names the ranks whose `part`
+            raised.
         """
         told = _attempt(part)
         if self.is_alone:

@@ -1,8 +1,8 @@
 """Finds the newest step of which the hosts together have all parts, and reads it.
 
 Every rank offers the parts that it can read: parts in its memory and, if it leads its folder, parts in the folder. A
-save is whole if every part is offered; the whole save with the highest step is restored. A part in memory is preferred
-to the same part on a disk, and another rank sends the pieces that a rank cannot read itself.
+save is whole if every part and the metadata are offered; the whole save with the highest step is restored. A part in
+memory is preferred to the same part on a disk, and another rank sends the pieces that a rank cannot read itself.
 """
 
 from __future__ import annotations

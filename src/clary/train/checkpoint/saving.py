@@ -89,7 +89,7 @@ class Background:
     Args:
         before: called first, even while `previous` is still in its `afterwards`; never raises.
         work: the work that `finish` waits for.
-        afterwards: called after successful work; only the next Background and the end of the program wait for it.
+        afterwards: called after successful work; `join` waits for it, `finish` does not.
         previous: the Background of the previous step.
     """
 
@@ -163,7 +163,7 @@ def start_writing(
         copies: memory for peers' copies, ranks that exchange them, and by rank the holder of its copy; None for no
             copies.
         previous: the Background of the previous save, whose work has ended.
-        told: called on the thread with the reason if copies could not be exchanged; the step is still written.
+        told: called on the thread that sends copies, with the reason if it fails; the step is still written.
     """
     index = writing.snapshot.index
     assert index is not None
@@ -215,7 +215,7 @@ def _wait_at_exit() -> None:
 
 
 def _finish_at_exit() -> None:
-    """Wait at the program's end until all steps are written, and log failed saves."""
+    """Wait at the program's end until all steps are written, at most EXIT_LIMIT_S; log failed saves."""
     deadline_s = time.monotonic() + EXIT_LIMIT_S
     for background in list(_pending):
         failure = background.finish(max(deadline_s - time.monotonic(), 0.0))

@@ -74,7 +74,7 @@ class Snapshot(Memory):
             num_parts: number of parts of the save, which is the number of ranks.
             late: names of tensors in host memory that are returned instead of copied.
         Returns: the late tensors.
-        Raises: RuntimeError if memory is short; then the snapshot is empty.
+        Raises: RuntimeError if memory is short; errors of pickling a value. After an error the snapshot is empty.
         """
         self.index = None
         if self._plan is not plan:

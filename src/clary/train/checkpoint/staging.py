@@ -60,7 +60,7 @@ class Staging:
     def finish(self) -> None:
         """Wait until all tensors are copied.
 
-        Raises: CheckpointError if a tensor was changed meanwhile, or the limit has passed.
+        Raises: CheckpointError if a tensor was changed meanwhile or could not be copied, or the limit has passed.
         """
         if not self._over.wait(self._limit_s):
             raise CheckpointError(f"{self._what}: its tensors were not copied within {self._limit_s:g} s")

@@ -41,7 +41,7 @@ class Hole:
 def flatten(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return all tensors and values by name, without a copy.
 
-    Raises: TypeError, ValueError for a state that cannot be saved.
+    Raises: ValueError for FullyShardedDataParallel, as `bare_module`.
     """
     flat: dict[str, Any] = {}
     names = parameter_names(state)
@@ -62,7 +62,7 @@ def flatten(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_names(state: Mapping[str, Any]) -> None:
-    """Refuse a state that is no dict, or has keys that are not text, have a slash or begin with `=`.
+    """Refuse a state that is no dict, or has keys that are not text, are empty, have a slash or begin with `=`.
 
     Raises: TypeError, ValueError.
     """
@@ -113,7 +113,8 @@ def optimizer_parameters(optimizer: Optimizer, names: Mapping[int, str]) -> Iter
 def changed_by_step_alone(state: Mapping[str, Any], flat: Mapping[str, Any]) -> set[str]:
     """Return the names of tensors that only an optimizer's step changes: the optimizers' parameters and state.
 
-    Tensors smaller than LEAST_LATE_BYTES are left out, since watching one costs more than copying it.
+    Tensors outside of host memory are left out; so are tensors smaller than LEAST_LATE_BYTES, since watching one costs
+    more than copying it.
 
     Args:
         state: models, optimizers and values, by name.

@@ -1,7 +1,7 @@
 """Checks of a `communicator`'s arguments: counts, types and reductions.
 
-Where: `communicator` calls these functions before it sends data. All raise TypeError or ValueError naming the argument,
-the expected value and the given value.
+Where: `communicator` calls these functions before it sends data. A check that fails raises TypeError or ValueError,
+with the expected and the given value.
 """
 
 from __future__ import annotations

@@ -96,7 +96,8 @@ def plan_buckets(gradients: Sequence[Gradient], cost: CommunicationCost, *, slac
     Args:
         gradients: in the order in which they become ready; a time below the predecessor's counts as the predecessor's.
         slack: allowed delay of a bucket after its earliest end, as a share of the earliest end of the last bucket.
-    Raises: ValueError if there are no gradients, for a negative number or NaN, an infinite time, or a rate of 0.
+    Raises: ValueError if there are no gradients, for a negative number or NaN, an infinite time or `bytes_per_s`, or a
+        rate of 0.
     """
     _check(gradients, cost, slack)
     pieces = _pieces(gradients)

@@ -175,7 +175,7 @@ def buffers_of(
 
 
 def check_apart(sources: Sequence[Buffer], targets: Sequence[Buffer], *, may_be_equal: bool) -> None:
-    """Refuse inputs and outputs of an operation that overlap.
+    """Refuse inputs and outputs of an operation that overlap, and outputs that overlap each other.
 
     Args:
         may_be_equal: whether a single source may be the single target itself ("in place").

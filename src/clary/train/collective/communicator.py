@@ -3,8 +3,9 @@
 Where: programs without a framework use it directly, adapters use it for arrays. A core checks no address; this module
 checks types, sizes, contiguity and overlap, and keeps memory alive until an operation has ended.
 
-All ranks of a group must call the same collectives in the same order, from any thread. Methods return a `Work`, which
-has ended unless `asynchronous` is set. After a CollectiveError the group is poisoned: close it.
+All ranks of a group must call the same collectives in the same order, from any thread. Collectives return a `Work`,
+which has ended unless `asynchronous` is set; `send` and `receive` return a `Work` that may not have ended yet. After a
+CollectiveError the group is poisoned: close it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def open_group(
         store: as for `bootstrap.group.connect_group`; `subgroup` also uses it; the communicator does not close it.
         settings: None reads the environment.
 
-    Raises: as `connect_group`; CoreError if the core cannot start.
+    Raises: as `connect_group` and `cores.open_core`.
     """
     if settings is None:
         settings = CollectiveSettings.from_environment(os.environ)

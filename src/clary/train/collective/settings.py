@@ -1,7 +1,7 @@
 """Settings of collectives: each declared once, read from the environment of a rank.
 
-Where: `communicator.open_group` and the adapters read them when a group is formed; lower modules do not read the
-environment. An argument of a caller overrides the settings. `VARIABLES` lists the same settings for the documentation.
+Where: `communicator.open_group` and the adapters read them when a group is formed; lower modules get them from there.
+An argument of a caller overrides the settings. `VARIABLES` lists the same settings for the documentation.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class CollectiveSettings:
     def from_environment(cls, environ: Mapping[str, str]) -> CollectiveSettings:
         """Read every variable that is set; an empty variable counts as not set.
 
-        Raises: ValueError naming the variable, its value and what is expected.
+        Raises: ValueError naming the variable, its value and the expected values.
         """
         values: dict[str, Any] = {}
         for setting in fields(cls):

@@ -7,10 +7,10 @@ into one trace:
 
     python -m clary.train.collective.trace merge FOLDER OUTPUT
 
-Times start from the wall clock and advance with the monotonic clock. Lanes of one host align exactly; lanes of
-different hosts align only as closely as the hosts' clocks agree. A file holds at most MAX_EVENTS; later events are
-counted and dropped. The file is written every FLUSH_EVENTS events and when the process ends; a killed process loses the
-unwritten events, but its file can still be read.
+Times start from the wall clock and advance with the monotonic clock. Lanes of one process align exactly; lanes of
+different processes align only as closely as their wall clocks agreed when they opened their files. A file holds at most
+MAX_EVENTS; later events are counted and dropped. The file is written every FLUSH_EVENTS events, and when a group or the
+process ends; a killed process loses the unwritten events, but its file can still be read.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 def merge(folder: Path) -> dict[str, Any]:
     """Return one trace of all ranks' files in `folder`.
 
-    Raises: ValueError if there is none.
+    Raises: ValueError if there is none, or as `read_events`.
     """
     paths = sorted(folder.glob("rank-*.json"))
     if not paths:

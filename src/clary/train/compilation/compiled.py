@@ -39,7 +39,7 @@ class CompiledModel:
     Args:
         module: module to compile.
         name: name of the model in the log.
-        report: receives the outcome of the first call.
+        report: receives the outcome of the first call, and the reason of a return to eager execution.
     """
 
     def __init__(self, module: nn.Module, *, name: str, report: Report) -> None:

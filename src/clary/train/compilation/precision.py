@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-_MAX_DEPTH = 8  # levels of nested containers
+_MAX_DEPTH = 8  # a container inside of more containers than this is returned unchanged
 _HALVES = (torch.bfloat16, torch.float16)
 
 

@@ -51,7 +51,10 @@ class Report:
             print(f"clary: nothing more is written for the compiler's debug mode: {error}", file=sys.stderr, flush=True)
 
     def open_torch_logs(self) -> None:
-        """Make torch log graph breaks and recompilations to a file in `folder`, once `torch._dynamo` is imported."""
+        """Make torch log graph breaks and recompilations to a file in `folder`, unless TORCH_LOGS is set.
+
+        `torch._dynamo` must be imported already. A second call does nothing.
+        """
         if not self._folder or self._is_open or "TORCH_LOGS" in os.environ:
             return
         self._is_open = True

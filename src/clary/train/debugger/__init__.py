@@ -14,13 +14,16 @@ program that only saves does not need them.
 
 errors, modes, save_config, reduction_config, collection, configuration             the tensors to save, and when
 choosing, hook_options                             the tensors to save for one hook, while its program runs
+step_counting                                      the counts of steps, continued after a restore
 files, tensor_files, folder_claims, writing        standard library only: the layout of files
 s3_access, object_blocks, s3_files, host_files     the same layout in S3, and of several hosts
 ranks, losses, module_watch, step_capture, hook    torch: the tensors seen in a program
+surroundings, graphed_callables                    torch: calls in which a hook does nothing
 buffers, copying, saving, worker_output            torch: the copies of tensors, and their output
 ends, saved_steps, saved_tensor, tensor_catalog, arrays    saved tensors; numpy once a value is read
 trial_reader, trial, trial_places, refreshing      reading while programs still write
 rule, rules                                        findings in a trial; pure
+evaluation                                         one rule in a process beside the program
 automatic                                          a hook for programs that do not make one
 """
 

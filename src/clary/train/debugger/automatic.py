@@ -74,7 +74,7 @@ class TorchFinder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads a module by the original loader, restores that loader, and then makes the hook."""
+    """Restores the original loader of a module, loads the module by it, and then makes the hook."""
 
     def __init__(self, loader: Loader, configuration: HookConfiguration) -> None:
         self._loader, self._configuration = loader, configuration

@@ -10,7 +10,7 @@ from clary.train.debugger.errors import ConfigurationError
 from clary.train.debugger.reduction_config import ReductionConfig
 from clary.train.debugger.save_config import SaveConfig
 
-# The default collections. The expressions are smdebug's for torch, except the last two.
+# The default collections. Most expressions follow smdebug's for torch.
 DEFAULT_REGEXES: Mapping[str, tuple[str, ...]] = {
     "all": (".*",),
     "default": (),

@@ -42,7 +42,7 @@ class HookConfiguration:
     save_all: bool = False
     include_workers: str = "one"
     collections: list[Collection] = field(default_factory=list)
-    has_tensorboard: bool = False  # requested features that this library does not support
+    has_tensorboard: bool = False  # whether export_tensorboard is requested, which this library does not support
 
 
 def configuration_path(given: str | Path | None = None) -> Path:

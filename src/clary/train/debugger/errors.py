@@ -4,7 +4,7 @@ DebuggerError
 |-- ConfigurationError            an invalid configuration
 |-- UnsupportedError              a part of smdebug that this library lacks
 |-- TensorFileError               a file that is incomplete or has another format
-|-- FolderTaken                   another program saves, or has saved, under this worker's name
+|-- FolderTaken                   another program saves under this worker's name
 |-- StoreError                    the object store did not answer as expected
 |-- StepNotYetAvailable           it is not known yet whether the step will be saved
 |-- StepUnavailable               the step was not saved and will not be
@@ -41,7 +41,7 @@ class TensorFileError(DebuggerError):
 
 
 class FolderTaken(DebuggerError):
-    """Another program saves, or has saved in this job, to this folder under the same worker's name."""
+    """Another program saves to this folder under the same worker's name."""
 
 
 class StoreError(DebuggerError, OSError):

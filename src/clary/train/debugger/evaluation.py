@@ -10,8 +10,8 @@ the other until the training has ended or the rule has a finding. An order and a
     {"status": "IssuesFound", "details": "step 12: ..."}
 
 `is_marked` means that only agents' marks end the training, since another worker may follow a worker that ends. For a
-job of several hosts an order also has the URI under which the other hosts store their tensors, and the name of this
-host's end mark:
+job of several hosts an order also has the URI under which the other hosts store their tensors, the name of this host's
+end mark, and the time (seconds since 1970) before which stored files belong to an earlier attempt:
 
     "tensors_uri": "s3://bucket/tensors/demo/debug-output/", "own_end": "ended/algo-1.try-1.of-2", "since": 0.0
 """

@@ -4,7 +4,7 @@ collections/worker_0.json                          collections of one worker, nu
 steps/000000000/000000000012.worker_0.tensors      one step of one worker, in folders of 1,000 steps
 ended/worker_0.json                                this worker's program has ended; counts of unsaved steps
 ended/algo-1.try-1.of-2                            the program of one of two hosts has ended; the host's agent writes it
-END_OF_JOB.ts                                      the whole training has ended; the runner of the job writes it
+END_OF_JOB.ts                                      the training has ended; the agent of a job's only host writes it
 """
 
 from __future__ import annotations

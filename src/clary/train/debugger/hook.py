@@ -43,7 +43,7 @@ class Hook(HookOptions):
         include_regex: expressions for tensors that are saved as the collection `default`.
         include_collections: collections to save by name, besides `losses`.
         save_all: whether to save all tensors that the hook sees.
-        include_workers: `one` for rank 0 alone, or `all`.
+        include_workers: `one` for the first rank of each training, or `all`.
         dry_run: whether to write no files.
         strict: whether to raise errors.
         limit_s: seconds that a step waits for memory, and `close` for the disk.
@@ -88,7 +88,7 @@ class Hook(HookOptions):
 
     @classmethod
     def create_from_json_file(cls, json_file_path: str | Path | None = None, **options: Any) -> Hook:
-        """Return a hook for a job's configuration; if the job has made a hook already, return that hook.
+        """Return a hook for a job's configuration; without a path, return the hook that the job has made, if any.
 
         Args:
             json_file_path: None for the path in SMDEBUG_CONFIG_FILE_PATH, or the job's default path.

@@ -25,7 +25,7 @@ class ReductionConfig:
         reductions: names of REDUCTIONS; `abs_reductions` are the same reductions of absolute values.
         norms: names of NORMS; `abs_norms` are the norms of absolute values, which equal the plain norms.
         save_raw_tensor: whether to save also all values.
-        save_shape: whether to save the shape, if neither values nor reductions are saved.
+        save_shape: accepted for smdebug's sake; the shape is saved in any case.
 
     Raises: ConfigurationError.
     """

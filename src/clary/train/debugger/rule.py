@@ -133,7 +133,8 @@ class Rule(ABC):
     def invoke(self, step: int) -> None:
         """Wait for a global step and evaluate it.
 
-        Raises: RuleEvaluationConditionMet for a finding; otherwise the errors of `Trial.wait_for_steps`.
+        Raises: RuleEvaluationConditionMet for a finding; otherwise the errors of `Trial.wait_for_steps` and of the
+            methods of the rule.
         """
         self.base_trial.wait_for_steps([step])
         for other in self.other_trials or ():

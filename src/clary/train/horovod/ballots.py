@@ -4,7 +4,7 @@ One all-reduce by bitwise AND shows all ranks whether any rank has news, whether
 tensors every rank has submitted. Messages follow only if the news differ.
 
     ballot   flags (1), digest of the news (8), its complement (8), one bit a known tensor
-    message  JSON: [has joined, [[name, nameless, description...]...], [names of known tensors submitted long ago...]]
+    message  JSON: [has joined, [[name, nameless, description...]...], [names of tensors submitted long ago...]]
 """
 
 from __future__ import annotations

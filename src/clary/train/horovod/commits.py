@@ -5,7 +5,7 @@ rank 0 also writes commits into the job's checkpoint folder, which the next atte
 the earlier commit atomically. A commit made during a write waits; only the newest waiting commit is written. Without a
 checkpoint folder, commits live in memory alone.
 
-    file    MAGIC (8), bytes of the content (8), SHA-256 of the content (32), content
+    file    MAGIC (8), length of the content (8), SHA-256 of the content (32), content
 
 The content is a pickle, and unpickling can run code. So only a complete regular file is unpickled: no link, no pipe, no
 truncated file, and no file of another program with the same name. A process that may write to the folder can still
@@ -109,7 +109,7 @@ class CommitWriter:
             self._changed.notify_all()
 
     def close(self) -> bool:
-        """Wait until the newest commit is written; return False if it is not within five minutes."""
+        """Wait until the newest commit is written or has failed; return False if that takes over five minutes."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

@@ -1,9 +1,9 @@
 """One process set: takes requests from any thread, agrees with the other ranks on the ready requests, and runs them.
 
 All ranks take part in *rounds*. A round is one small all-reduce of ballots (`ballots`), messages if ranks have
-different news, the decision (`readiness`), and the operations that are ready (`operations`). A rank enters a round as
-soon as it has submitted a request. An idle rank enters one every `IDLE_ROUND_S`, so that no rank waits longer for it. A
-thread that waits for a result drives the rounds itself if no other thread does, which saves two thread switches.
+different news, the decision (`readiness`), and the operations that are ready (`operations`). A rank enters a round once
+it has submitted a request. An idle rank enters one every `IDLE_ROUND_S`, so that no rank waits longer for it. A thread
+that waits for a result drives the rounds itself if no other thread does, which saves two thread switches.
 Otherwise a thread of the engine drives them.
 """
 
@@ -44,7 +44,7 @@ class _Entry:
 
     request: Request
     since: float
-    is_announced: bool = False  # whether it is in `Readiness` on all ranks
+    is_announced: bool = False  # whether this rank has announced it
 
 
 class Engine:
@@ -130,7 +130,7 @@ class Engine:
         """Take part in the all-reduces of the other ranks with zeros until all ranks have joined.
 
         Returns: the rank that joined last.
-        Raises: HorovodInternalError.
+        Raises: HorovodInternalError; ValueError while another thread of this rank waits in `join`.
         """
         handle = Handle()
         with self._changed:
@@ -248,7 +248,7 @@ class Engine:
                         self._changed.wait(self._pause_s)
 
     def _round(self) -> bool:
-        """Take part in one round; return whether any tensor was ready or new."""
+        """Take part in one round; return whether any tensor was ready or any rank had news."""
         if self.timeline is not None:
             self.timeline.round_begins()
         news, mask = self._own_news()

@@ -11,8 +11,8 @@ from clary.train.horovod.requests import Reduction, Verb
 def plan(ready: Sequence[Ready], *, max_bytes: int, max_single_bytes: int) -> list[list[Ready]]:
     """Return batches in the order in which they run; each tensor is in exactly one.
 
-    A batch of several tensors consists of all-reduces with the same data type and reduction. An Adasum tensor gets a
-    batch of its own.
+    A batch of several tensors consists of all-reduces with the same data type, reduction and device. An Adasum tensor
+    gets a batch of its own.
 
     Args:
         max_bytes: limit of one batch, HOROVOD_FUSION_THRESHOLD; 0 puts each tensor into a batch of its own.

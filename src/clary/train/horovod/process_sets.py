@@ -59,7 +59,7 @@ global_process_set.process_set_id = world.GLOBAL_SET
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Form the group of all ranks; a second call while it exists does nothing.
+    """Form the group of all ranks; a second call while it exists only forms `process_sets`.
 
     Args:
         comm: list or mpi4py communicator of the ranks that form the world; None for all ranks.
@@ -85,7 +85,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Form a set. All ranks call this with the same ranks.
 
     Returns: the set, with its number.
-    Raises: ValueError for an existing set, or if `init` has not allowed new ones.
+    Raises: ValueError for an existing set, or if `init` has not allowed new ones; NotImplementedError for a
+        communicator.
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)

@@ -1,7 +1,7 @@
 """Decision on which tensors are ready: the same on all ranks, since all have the same input.
 
-Every rank announces a tensor once with its description. From then on the tensor is *known*: in later rounds one bit
-announces it. This module neither waits nor sends, and touches no tensor memory.
+Every rank announces a new tensor with its description. Once a tensor with a name has run, it is *known*: in later
+rounds one bit announces it, until it is evicted. This module neither waits nor sends, and touches no tensor memory.
 """
 
 from __future__ import annotations

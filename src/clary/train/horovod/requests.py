@@ -96,7 +96,8 @@ class Request:
         name: equal on all ranks; no two requests under way may share it.
         source: the tensor's memory; None for a barrier.
         target: memory of the result, if its length is known in advance; may be `source`.
-        allocate: returns memory for a result, given its number of rows along the first axis; used if `target` is None.
+        allocate: returns memory for a result, given its number of rows along the first axis; allgather, alltoall and
+            reducescatter use it instead of `target`.
         row_elements: elements of one row of the first axis, for allgather and alltoall.
         rows: length of the first axis.
         splits: rows for each rank, for an alltoall.

@@ -1,7 +1,8 @@
 """Horovod settings, which programs and launchers set as environment variables.
 
-Each variable HOROVOD_... is read here or in `places`, serves a launcher alone, or has no effect. Rank 0 logs at the
-start which variables have no effect.
+Each variable HOROVOD_... is read here or in `places`, serves a launcher alone, or has no effect; one exception is
+HOROVOD_ELASTIC, which `horovod.tensorflow.gradients` reads. Rank 0 logs at the start which variables are set without
+being read here or set by launchers.
 """
 
 from __future__ import annotations
@@ -74,11 +75,12 @@ class HorovodSettings:
 
     Args:
         fusion_bytes: HOROVOD_FUSION_THRESHOLD, limit of one fused all-reduce; 0 fuses no tensors.
-        cycle_s: HOROVOD_CYCLE_TIME (milliseconds there): pause after a round in which nothing was ready.
+        cycle_s: HOROVOD_CYCLE_TIME (milliseconds there): pause of the engine's thread before a round, and first pause
+            after a round in which nothing was ready.
         cache_capacity: HOROVOD_CACHE_CAPACITY, maximum number of known tensors, each of which one bit announces.
-        stall_warning_s: HOROVOD_STALL_CHECK_TIME_SECONDS; infinite with HOROVOD_STALL_CHECK_DISABLE=1.
+        stall_warning_s: HOROVOD_STALL_CHECK_TIME_SECONDS; infinite for 0 and with HOROVOD_STALL_CHECK_DISABLE=1.
         stall_limit_s: HOROVOD_STALL_SHUTDOWN_TIME_SECONDS; infinite for 0.
-        timeout_s: HOROVOD_GLOO_TIMEOUT_SECONDS: the longest wait for a rank to enter a round.
+        timeout_s: HOROVOD_GLOO_TIMEOUT_SECONDS: the longest wait for other ranks in a round or an operation.
         timeline: HOROVOD_TIMELINE, path of a file; "" for none.
         marks_cycles: HOROVOD_TIMELINE_MARK_CYCLES: whether the timeline marks each round.
         has_dynamic_sets: HOROVOD_DYNAMIC_PROCESS_SETS: whether process sets may be added later.

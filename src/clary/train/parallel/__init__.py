@@ -10,7 +10,10 @@ optimizer       the wrapped optimizer; steppers holds its variants of a step
 partition/      the assignment of a model's parts to pipeline ranks
 pipeline/       the module server, and schedules of stages and microbatches
 tensor/         layers cut over tensor groups
+reduce/         averaging of gradients over replicas
 sharded/        parameters, gradients and optimizer state in shards
+optimizers/     optimizers that scale by norms of parameters
+mistakes/       detection of mistakes in scripts
 memory/         recomputation and offloading of activations, delayed creation of parameters
 checkpoint/     states of models and optimizers in files
 fsdp/           the additions of SMP v2 to torch's FSDP

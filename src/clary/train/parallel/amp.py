@@ -29,8 +29,8 @@ class GradScaler(torch.amp.GradScaler):
     def unscale_(self, optimizer: Any) -> None:
         """Divide the gradients of this rank's parameters by the scale. All ranks call it.
 
-        Raises: RuntimeError with fp16 or sharded data parallelism, whose optimizers scale themselves, and within
-            `join`.
+        Raises: TypeError if it is no DistributedOptimizer; RuntimeError within `join`, with sharded data parallelism,
+            and with fp16 or bf16 unless `shard_optimizer_state` is set.
         """
         self._begin()
         _prepare(optimizer)

@@ -1,6 +1,7 @@
 """The names under which a step's function takes its arguments; independent of the framework.
 
-Where: `microbatches` of torch and `tf_parallel.step` use it, since scripts name the arguments that are not to be cut.
+Where: `microbatches`, `mistakes.alike` and `tf_parallel.arguments` use it, since scripts name the arguments that are
+not to be cut.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def argument_names(function: Callable[..., Any], arguments: Sequence[Any], told:
         told: names in non_split_inputs and input_split_axes, which are validated.
 
     Raises:
-        ValueError: the function has no parameter of a name in `told`.
+        ValueError: the function has no parameter of a name in `told`, and takes no other keywords.
         TypeError: more arguments than the function takes.
     """
     signature = inspect.signature(function)

@@ -108,8 +108,8 @@ class Configuration:
 def read_configuration(job: Mapping[str, Any], script: Mapping[str, Any] | None = None) -> Configuration:
     """Read the keys of a job and of its script; if both set a key, the job's value counts.
 
-    Raises: ValueError for an unknown key, a value of another kind, or keys that exclude each other; the text names the
-        rule.
+    Raises: ValueError for an unknown key, a value of another kind, or keys that exclude or require each other; the
+        text names the rule.
     """
     given = {**_by_name(script or {}), **_by_name(job)}
     values = read_keys(Configuration, given, "model parallelism", near=ALIASES)

@@ -22,7 +22,8 @@ class LossScale:
             rises after a run of good steps.
         scale_window: number of good steps in a run.
         min_scale: lower limit of the scale.
-        delayed_shift: number of bad steps after which the scale falls.
+        delayed_shift: number of bad steps after which the scale falls; until the count is reset, each further bad step
+            lowers the scale again.
         consecutive_hysteresis: whether a good step resets the count of bad steps.
     """
 

@@ -2,7 +2,8 @@
 
 Where: `step` cuts its arguments here, calls its function once per microbatch, and joins the results here.
 
-Tensors may be nested in lists, tuples, dicts and sets, in arguments and in results; results keep their containers.
+Tensors may be nested in lists, tuples and dicts, in arguments also in sets; joined results keep their lists, tuples and
+dicts.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`, `smp.step`.
 """
 
@@ -64,14 +65,16 @@ def split_arguments(
 ) -> list[tuple[list[Any], dict[str, Any]]]:
     """Cut the arguments of a function into one list and one dict of keywords for each microbatch.
 
-    Tensors are cut along axis 0, or along the axis in `axes`; scalars and other values go to every microbatch uncut.
+    Tensors are cut along axis 0, or along the axis in `axes`, and objects with `smp_slice` cut themselves. Scalars,
+    empty tensors and other values go to every microbatch uncut.
 
     Args:
         whole: names of arguments that are not cut.
         axes: the axis to cut, by name of an argument.
 
     Raises:
-        ValueError: a length that the number of microbatches does not divide, or a name that the function lacks.
+        ValueError: a length that the number of microbatches does not divide, an axis that a tensor lacks, or a name
+            that the function lacks.
         TypeError: arguments that the function does not take.
     """
     named = argument_names(function, arguments, {*whole, *(axes or {})})

@@ -1,6 +1,7 @@
 """Refusal of script mistakes that would silently train nothing, or the wrong parameters.
 
-Where: `DistributedModel`, `DistributedOptimizer` and `step` call the checks, each as soon as it can detect the mistake.
+Where: `DistributedModel`, `DistributedOptimizer`, `step` and `partition.decision` call the checks, each as soon as it
+can detect the mistake.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ NO_BACKWARD = (
 
 @dataclass
 class Passes:
-    """Kinds of passes that have begun: forward with a graph, backward, and (`called`) any forward."""
+    """Kinds of passes that have begun: forward in training with a graph, backward, and (`called`) any forward."""
 
     forward: bool = False
     backward: bool = False
@@ -52,9 +53,9 @@ def stepping() -> Iterator[None]:
 
 
 class OptimizerWatch:
-    """Refuses steps over a model's parameters by optimizers that no DistributedOptimizer wraps.
+    """Refuses steps over a model's parameters outside of `DistributedOptimizer.step`.
 
-    Such an optimizer ignores masters, shards and replicas, and holds parameters that lie on other ranks.
+    Such a step ignores masters, shards and replicas, and includes parameters that lie on other ranks.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:

@@ -4,13 +4,13 @@ Where: scripts wrap their model in it once, after `runtime.initialize`; `step` r
 gets this rank's parameters from it.
 
 [Note: when] Without a pipeline the constructor places all parameters and makes replicas equal. With a pipeline the
-first step does so: its function runs once on the first microbatch to measure modules, rank 0 cuts the model
-(`partition.plan`) and sends the plan to all ranks, calls of remote modules are redirected (`partition.placement`), and
-parameters of other ranks are released.
+first step does so: its function runs once on the first microbatch to measure modules, unless tracing is off; rank 0
+cuts the model (`partition.plan`) and sends the plan to all ranks, calls of remote modules are redirected
+(`partition.placement`), and parameters of other ranks are released.
 
 [Note: scale] The gradient of a step is the mean over its microbatches unless `average_grads_across_microbatches` is
 off: the initial gradient of every backward pass is divided by the number of microbatches. Scripts without a pipeline
-may call `loss.backward()` themselves; then gradients are divided as they are computed.
+and without fp16 may call `loss.backward()` themselves; then gradients are divided as they are computed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class DistributedModel(ReducingModel):
         bucket_cap_mb: size of a bucket of gradients that are averaged together, in MiB.
 
     Other arguments are accepted from scripts and have no effect.
-    Raises: RuntimeError if the program already has a DistributedModel, or before `runtime.initialize`.
+    Raises: RuntimeError if the program already has a DistributedModel, or before `runtime.initialize`; ValueError for
+        an argument out of range, or a model that is unsupported or differs between ranks.
     """
 
     def __init__(
@@ -255,7 +256,7 @@ class DistributedModel(ReducingModel):
             args: positional arguments of its call.
             kwargs: keyword arguments of its call.
 
-        Raises: ValueError naming the argument that differs.
+        Raises: ValueError naming an argument that differs within a tensor group.
         """
         if not self._has_checked_inputs:
             self._has_checked_inputs = True

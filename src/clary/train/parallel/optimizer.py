@@ -37,7 +37,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         dynamic_loss_scale: whether the scale adapts.
         dynamic_loss_args: options of the scale, as a dict or as keywords; see `LossScale`.
 
-    Raises: RuntimeError if there is no DistributedModel yet; ValueError for parameters that are not the model's.
+    Raises: RuntimeError if there is no DistributedModel yet; ValueError for parameters that are not the model's, or an
+        unknown option of the scale.
     """
 
     def __init__(
@@ -96,13 +97,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._scale.value if self._runtime.configuration.fp16 else 1.0
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters of this rank; with fp16, skip the update if a gradient on any rank is not finite.
+        """Update the parameters of this rank.
+
+        With fp16, and with bf16 unless a key shards parameters or optimizer state, the update is skipped if a gradient
+        on any rank is not finite.
 
         Args:
             closure: called first, with gradients enabled.
 
         Raises: RuntimeError before the first step of a pipeline; ParallelError if no backward pass has run, or losses
-        are scaled for another optimizer.
+            are scaled for another optimizer.
         """
         if self._runtime.optimizer is not self and self._runtime.configuration.fp16:
             raise ParallelError(
@@ -139,7 +143,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._numbering.take_new_groups()  # now, since the first step may replace parameters by masters
 
     def clip_master_grads(self, max_norm: float) -> float:
-        """Clip gradients by the norm of the whole model; return the norm before, or -1 on overflow. All ranks call it.
+        """Clip gradients by the norm of the whole model; return the norm before, as `Stepper.clip`. All ranks call it.
 
         Shards are clipped in the next step, to the smaller of `max_norm` and `sdp_gradient_clipping`.
         """
@@ -225,7 +229,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def _global_grad_norm(self) -> float | None:
-        """The norm of the last step's gradients, under the name that scripts read; None without shards."""
+        """The norm of the last step's gradients, as scripts read it; None without sharded data parallelism."""
         return getattr(getattr(self.stepper, "inner", None), "gradient_norm", None)
 
     def __getattr__(self, name: str) -> Any:

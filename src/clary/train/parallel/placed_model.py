@@ -44,7 +44,7 @@ class PlacedModel(torch.nn.Module):
 
     @property
     def owners(self) -> dict[str, int]:
-        """The pipeline rank of every module, by its path; empty until the first step has placed modules."""
+        """The pipeline rank of every module, by its path; empty until modules are placed."""
         return dict(self._owners)
 
     def owner_of(self, name: str) -> int:

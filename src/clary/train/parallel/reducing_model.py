@@ -1,6 +1,6 @@
-"""A model whose replicas average gradients: it tracks gradients and reduces them, by default or by a hook.
+"""A model whose replicas average gradients: it tracks gradients, and averages them by a sum or by a script's hook.
 
-Where: base class of `DistributedModel`; before a step the optimizer calls its `reduce_gradients`.
+Where: base class of `DistributedModel`; before a step the optimizer calls its `settle_gradients`.
 """
 
 from __future__ import annotations
@@ -201,7 +201,8 @@ class ReducingModel(StatefulModel):
     def follow_changes(self) -> None:
         """Track the gradients of newly trained parameters that were frozen before. All ranks call it.
 
-        Raises: ParallelError if the gradients cannot be tracked, or for parameters that were added to the model later.
+        Raises: ParallelError if the gradients cannot be tracked, or for trained parameters that were added to the
+            model.
         """
         names = [] if self._watched is None else self._watched.newly_trained()
         if not names:

@@ -87,10 +87,10 @@ def initialize(configuration: Configuration) -> Runtime:
     """Make this process a rank of a parallel program. Every rank calls it; a second call with equal keys does nothing.
 
     Raises:
-        ValueError: the number of ranks does not fit the degrees, ranks were given different keys, or
-            CLARY_PARALLEL_TIMEOUT_S is not a positive number.
-        RuntimeError: the process is initialised with other keys already, `tsm.init` was called, or ranks do not join
-            within the timeout (with torch's message).
+        ValueError: the number of ranks does not fit the degrees, ranks were given different keys, the host has no GPU
+            for this rank but has others, or CLARY_PARALLEL_TIMEOUT_S is not a positive number.
+        RuntimeError: the process is initialised with other keys already, `tsm.init` was called, MASTER_ADDR is not set,
+            or ranks do not join within the timeout (with torch's message).
     """
     global _runtime
     if _runtime is not None:

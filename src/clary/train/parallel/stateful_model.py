@@ -86,7 +86,8 @@ class StatefulModel(PlacedModel):
             same_partition_load: whether a part comes from the same partition; else parts are first gathered from all
                 ranks, so all ranks must call it.
 
-        Raises: RuntimeError if names or shapes differ.
+        Raises: RuntimeError if shapes differ or, with `strict`, names; ValueError for shards that were cut in another
+            way.
         """
         if not self.partitioned:
             self._stored_states.append((state_dict, strict, same_partition_load))

@@ -1,7 +1,7 @@
 """The decorator of a training step, whose function runs once per microbatch.
 
-Where: scripts decorate their step function. A call cuts the arguments (`microbatches`), places the model in the first
-call, runs the function in the order of the pipeline, averages gradients, and returns all results.
+Where: scripts decorate their step function. A call cuts the arguments (`microbatches`), runs the function in the order
+of the pipeline, averages gradients, and returns all results. The first call places the model of a pipeline.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`, `smp.step`.
 """
 
@@ -66,7 +66,7 @@ def step(
     Returns: a function of the same arguments, which returns tensors as `StepOutput` and other leaves as lists with one
         item per microbatch.
     Raises: errors of `split_arguments` and of the function; `ParallelError` if another rank failed, or if the function
-        is called without a DistributedModel, or with the original model.
+        is called with the original model or, with a pipeline, before there is a DistributedModel.
     """
     if function is None:
         return functools.partial(

@@ -48,7 +48,7 @@ class Stepper(Protocol):
     def step(self, loss_scale: float) -> bool:
         """Unscale gradients and step; return False, without a step, if any rank has a gradient that is not finite.
 
-        All ranks call it.
+        All ranks call it. Without fp16, a stepper may leave out the check.
         """
 
     def zero_grad(self, set_to_none: bool) -> None:
@@ -56,6 +56,8 @@ class Stepper(Protocol):
 
     def clip(self, max_norm: float, loss_scale: float, *, among: Collection[int] | None = None) -> float:
         """Clip gradients by the norm of the whole model; return the norm before clipping, -1 if not finite.
+
+        Steppers that do not check gradients return a norm that is not finite as it is.
 
         Args:
             max_norm: the largest norm that is not clipped.
@@ -106,7 +108,7 @@ class Whole:
         """See `Stepper`; the model has already averaged gradients."""
 
     def step(self, loss_scale: float) -> bool:
-        """See `Stepper`; gradients are not scaled here."""
+        """See `Stepper`; gradients are neither scaled nor checked here."""
         self._optimizer.step()
         return True
 
@@ -115,7 +117,7 @@ class Whole:
         self._optimizer.zero_grad(set_to_none=set_to_none)
 
     def clip(self, max_norm: float, loss_scale: float, *, among: Collection[int] | None = None) -> float:
-        """See `Stepper`.
+        """See `Stepper`; does not check gradients.
 
         Args: as `Stepper.clip`.
         """
@@ -323,7 +325,7 @@ class SpreadState:
             self.inner.reduce_gradients()
 
     def step(self, loss_scale: float) -> bool:
-        """See `Stepper`."""
+        """See `Stepper`; checks gradients only with fp16."""
         self.prepare()
         if self._is_half and not are_finite_everywhere(self.inner.owned_gradients(), self._runtime):
             return False
@@ -339,7 +341,7 @@ class SpreadState:
         self.inner.zero_grad(set_to_none)
 
     def clip(self, max_norm: float, loss_scale: float, *, among: Collection[int] | None = None) -> float:
-        """See `Stepper`.
+        """See `Stepper`; checks gradients only with fp16.
 
         Args: as `Stepper.clip`.
         """

@@ -228,7 +228,7 @@ class Recorder:
         with self._lock:
             for cancelled in self._requests.take_up():
                 if self._open is not None and self._open.request.number == cancelled.number:
-                    self._open.request = cancelled  # the window ends at the next step
+                    self._open.request = cancelled  # the window ends at the next step or, if by time, at the next check
             self._is_wanted = self._is_wanted or self._requests.has_any
         return now if time.time_ns() - now > 2_000_000_000 else None
 

@@ -61,7 +61,7 @@ class Recording:
         self._bounds_ns.append(time.time_ns())
 
     def ending_at_step(self) -> Ending | None:
-        """Return the ending of a window by steps if it is complete or too long, else None."""
+        """Return the ending of a window by steps if it is complete, cancelled or too long, else None."""
         seconds = time.monotonic() - self._began_s
         asked, num_bounds = self.request, len(self._bounds_ns)
         is_whole = num_bounds > asked.num_steps if asked.num_steps else seconds >= asked.duration_s

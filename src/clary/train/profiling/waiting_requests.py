@@ -1,6 +1,6 @@
 """Requests whose windows have not begun: answers to them, choice of the next request, expiry.
 
-Where: `recorder` holds them, and calls every method under its lock.
+Where: `recorder` holds them, and calls every method except `forget` under its lock.
 """
 
 from __future__ import annotations

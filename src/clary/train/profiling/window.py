@@ -22,7 +22,7 @@ _LEVEL = 1  # gzip level: traces seven times smaller, four times faster than lev
 
 
 class OtherProfiler(Exception):
-    """The program uses torch.profiler itself, so no window begins."""
+    """No window begins: the program uses torch.profiler itself, or this torch cannot record all threads."""
 
 
 class Window:

@@ -218,7 +218,7 @@ class CollectiveCalls:
 
 
 def wrap_groups(calls: CollectiveCalls, mark: Mark) -> list[FunctionType]:
-    """Wrap every operation of torch's groups to record it; does nothing if torch has no groups.
+    """Wrap every operation of torch's groups to record it; do nothing if torch has no groups or no records are wanted.
 
     Args:
         mark: function that marks a wrapper as ours and excludes it from compilation.

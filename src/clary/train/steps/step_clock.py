@@ -26,7 +26,10 @@ _Open = tuple[int, object]  # part, owner
 
 
 class StepClock:
-    """Measures one thread. A training step ends when the counting optimizer (the first to step) ends its step.
+    """Measures one thread. A training step ends when the counting optimizer ends its step.
+
+    The first optimizer to step counts. Another optimizer counts once it has stepped MOST_STEPS_OF_ANOTHER times since
+    the counting optimizer's last step.
 
     Args:
         now_ns: monotonic clock, in nanoseconds.

@@ -114,8 +114,9 @@ def read_arguments(
             arrays.
 
     Raises:
-        ValueError: a name that the function lacks, an axis that a tensor lacks, or more arguments than the signature.
-        TypeError: an argument that cannot be cut, or has another type than in the signature.
+        ValueError: a name that the function lacks, an axis that a tensor lacks, or a number of positional arguments
+            that does not fit the signature.
+        TypeError: an argument that cannot be cut, or has another type or shape than in the signature.
     """
     names = argument_names(function, args, {*whole, *axes})
     wanted = _wanted_types(names, args, signature)

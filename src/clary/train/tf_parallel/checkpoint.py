@@ -47,8 +47,8 @@ class CheckpointManager(tf.train.CheckpointManager):
     def save(self, *args: Any, **kwargs: Any) -> str:
         """Save this rank's part, and return its path. All ranks call it, once the model is cut.
 
-        Raises: CheckpointError before the cut, and on all ranks if any rank could not save; such a checkpoint is never
-            restored.
+        Raises: CheckpointError before the cut, and on all ranks if any rank could not save; `restore` skips a
+            checkpoint that a part lacks.
         """
         facts = _facts()
         is_first = self._links.group_rank(Along.DP) == 0
@@ -72,9 +72,10 @@ class CheckpointManager(tf.train.CheckpointManager):
             restore_prefix: the name of a checkpoint, such as ckpt-2, or a path that ends with it; None for the newest
                 checkpoint that all parts have.
 
-        Returns: TensorFlow's status of the restoration; if there is no such checkpoint, an empty status and a log
-            message.
-        Raises: CheckpointError for a checkpoint of a model that was cut differently.
+        Returns: TensorFlow's status of the restoration; if there is no such checkpoint, an empty status, with a log
+            message; before the cut, a status that has only `expect_partial`.
+        Raises: CheckpointError for a checkpoint of a model that was cut differently; before the cut, the model's first
+            step raises it.
         """
         names = self._links.allgather(complete_ones(self._folder), Along.WORLD)
         firsts = [names[ranks[0]] for ranks in self._links.mesh.groups(Along.DP)]

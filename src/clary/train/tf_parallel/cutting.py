@@ -28,7 +28,7 @@ class Cut:
     """The decided cut of a model.
 
     Args:
-        parts: part of each layer without inner layers, by `id`; empty if the script places operations.
+        parts: part of each layer that lies whole on one rank, by `id`; empty if the script places operations.
         owners: part of each TensorFlow variable, by `id`.
         inputs: positional and keyword arguments of the model's first call, with specs in place of tensors.
     """

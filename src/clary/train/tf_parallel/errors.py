@@ -5,4 +5,4 @@ from __future__ import annotations
 
 # AutoGraph passes an exception through a tf.function unchanged if its class derives directly from Exception.
 class GraphBuildError(Exception):
-    """A step or a model cannot be cut as written; the text names the reason and a remedy. No step has run."""
+    """A program cannot run on several partitions as written; the text names the reason and a remedy."""

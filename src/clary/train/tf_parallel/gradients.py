@@ -3,8 +3,8 @@
 Where: while a step is traced, tapes call `gradients_of` (`tracing`); the `session` of SMP's module for TensorFlow calls
 `teach_optimizers`.
 
-The graph gets the gradients of all variables of all models, whichever variables a rank requests, since all ranks need
-the same graph and each requests its own variables. Gradients that no rank requests are never computed.
+The graph gets the gradients of all trained variables of all models, whichever a rank requests, since all ranks need the
+same graph and each requests its own variables. Gradients that no rank requests are never computed.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from clary.train.collective.adapters.tensorflow.blocks import Blocks
 from clary.train.parallel.layout.mesh import Along, Mesh
 
 _OBJECT_TAG = 0x0B1
-FIRST_TENSOR_TAG = 0x1000  # tag of a step's message 0; message n has this tag + n
+FIRST_TENSOR_TAG = 0x1000  # tag of message 0 of microbatch 0; `running` counts up from it
 
 
 class Links:

@@ -17,7 +17,8 @@ from clary.train.tf_parallel.errors import GraphBuildError
 def partition(index: int) -> Iterator[None]:
     """Place the operations of a model within the block on a partition; without effect if `auto_partition` is on.
 
-    Raises: ValueError for an index beyond the last partition, GraphBuildError outside of a model's `call`.
+    Raises: ValueError for an index of no partition, GraphBuildError outside of a model's `call`; no error if
+        `auto_partition` is on.
     """
     configuration = session.current().configuration
     if configuration.auto_partition:

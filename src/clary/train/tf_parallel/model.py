@@ -27,15 +27,16 @@ _UNSPECIFIED = (
 class DistributedModel(tf.keras.Model):
     """A model whose `call` is cut over the ranks of a pipeline at the first step.
 
-    Before, it is a plain Keras model. Afterwards, `variables`, `trainable_variables` and the other lists contain this
-    rank's variables alone, and calls are allowed only inside of an `smp.step`.
+    Before, it works as a plain Keras model, but `fit` and Keras's other loops are refused if ranks share the model.
+    Afterwards, `variables`, `trainable_variables` and the other lists contain this rank's variables alone. With several
+    partitions, calls are then allowed only inside of an `smp.step`.
     """
 
     _clary_cut: Cut | None = None
     _clary_shows_all = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model. Raises: GraphBuildError outside of a step, if the model is cut."""
+        """Call the model. Raises: GraphBuildError outside of a step, if the model is cut into several parts."""
         return _called(self, super().__call__, args, kwargs)
 
     @property
@@ -91,7 +92,7 @@ class DistributedModel(tf.keras.Model):
         return self._own(super().non_trainable_weights)
 
     def profile(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing, since the costs of layers are read from the graph of the first step."""
+        """Do nothing, since the costs of layers are read from a graph of the model's first call in a step."""
 
     def save_model(self, save_path: str = "/opt/ml/model") -> None:
         """Write the whole model with its latest weights as a SavedModel. All ranks call it; rank 0 writes.

@@ -1,8 +1,9 @@
 """Norms of all gradients of a model, on pipelines where each rank has the gradients of its own part.
 
 Where: `smp.init` replaces tf.clip_by_global_norm and tf.linalg.global_norm, which scripts call with the gradients that
-a step returned. A list with the shapes of this rank's trained variables counts as gradients: its norm is the norm over
-all parts, and all ranks of a pipeline must call the function. Other lists get TensorFlow's own norm.
+a step returned. With several partitions, a list with the shapes of this rank's trained variables counts as gradients:
+its norm is the norm over all parts, and all ranks of a pipeline must call the function. Other lists get TensorFlow's
+own norm.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _METHODS = ("variable", "add_n", "accumulate_n")
 
 
 class StepOutput:
-    """A returned tensor of the step's function: one tensor per microbatch, in order, also inside graphs."""
+    """The values of one returned tensor of the step's function: one tensor per microbatch, in order."""
 
     def __init__(self, outputs: Sequence[Any]) -> None:
         self._outputs = list(outputs)

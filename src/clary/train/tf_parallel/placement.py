@@ -1,15 +1,16 @@
-"""Assignment of a part to every operation and variable of a traced graph.
+"""Assignment of a part to every operation of a traced graph.
 
 Where: `cutting` places variables with it, `plan` assigns operations to ranks with it.
 
 The first of these rules that applies determines an operation's part:
 
-    none            values from outside, and constants, which exist on every rank
+    none            values from outside, constants, and operations that only group others, which exist on every rank
     the variable's  for an operation that uses a variable of the model
     its mark's      see `tracing`
     its forward's   for an operation colocated with another, as gradients are with their forward operation
-    its inputs'     for any other operation inside of a model: their highest part, or else the latest part of the
-                    model; with manual placement `default_partition`
+    its inputs'     for any other operation inside of a model: with manual placement `default_partition`; otherwise the
+                    highest part of its inputs, or else, if it uses a variable or is stateful, the part of the latest
+                    marked operation
     none            outside of models: every rank that needs it runs it. Random numbers are drawn only on part 0, so
                     that all ranks have the same.
 """

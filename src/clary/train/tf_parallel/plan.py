@@ -2,9 +2,10 @@
 
 Where: `step` makes a plan for every kind of arguments, together with all ranks of a pipeline; `running` runs it.
 
-Ranks agree in two rounds. First each rank sends the names of the results of the model that its operations outside of
+Ranks agree in three rounds. First each rank sends the names of the results of the model that its operations outside of
 the model need, and a digest of the operations that must be equal on all ranks: the model, its gradients, and the loss
-from which the gradients start. Then each rank sends its messages by level, and all ranks compute the same order.
+from which the gradients start. Then each rank sends its messages by level, with the types and shapes of all messages.
+Last, each rank sends the highest level of its forward pass, and all ranks compute the same order.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Plan:
         arguments: the step's arguments, by their names in the segments.
         captured: values from outside of the step, mostly variables.
         results: the step's results.
+        specs: type and shape of the tensor of every message, on all ranks.
     """
 
     segments: Mapping[int, Segment]

@@ -95,8 +95,8 @@ def initialize(configuration: Configuration) -> Session:
     """Make this process a rank of a parallel program. Every rank calls it; a second call with equal keys does nothing.
 
     Raises:
-        ValueError: the number of ranks does not fit the degrees, a key is supported on torch alone, or a variable is
-            invalid.
+        ValueError: the number of ranks does not fit the degrees, a key is supported on torch alone, a variable is
+            invalid, or Horovod is requested and cannot be imported.
         RuntimeError: the process is initialised with other keys already, or TensorFlow runs with a single inter-op
             thread.
         BootstrapError: ranks do not connect; the text names them.
@@ -146,7 +146,7 @@ def _refuse_keys_of_torch(configuration: Configuration) -> None:
 def _have_threads() -> None:
     """Ensure enough inter-op threads: with one CPU, TensorFlow has only one, which a waiting step would block.
 
-    Raises: RuntimeError if it is too late to add threads.
+    Raises: RuntimeError if TensorFlow has already started with a single thread.
     """
     asked = tf.config.threading.get_inter_op_parallelism_threads()
     if (asked or len(os.sched_getaffinity(0))) >= _NEEDED_THREADS:

@@ -1,7 +1,7 @@
 """`smp.step`: the decorator of a training step, whose function runs once per microbatch.
 
-Where: scripts decorate their step function. A call reads the arguments (`arguments`), traces the function if this kind
-of arguments is new (`tracing`), plans with the other ranks (`plan`) and runs the plan (`running`).
+Where: scripts decorate their step function. A call reads the arguments (`arguments`). If this kind of arguments is new,
+it traces the function (`tracing`) and plans with the other ranks (`plan`). Then it runs the plan (`running`).
 
 Outside of a tf.function, a call runs at once. Inside of a tf.function, a call becomes one operation of the graph. The
 operation takes this rank's variables as inputs, so that TensorFlow keeps the program's order of steps and of variable
@@ -75,8 +75,9 @@ def step(
 
     Returns: a function of the same arguments, which returns tensors as `StepOutput` and other leaves as lists with one
         item per microbatch.
-    Raises: errors of `read_arguments`, `make_plan` and the function; if a tf.function runs the step, errors of ranks
-        become TensorFlow errors with the same text.
+    Raises: ValueError for an option of compilation, TypeError for an unknown option. The returned function raises
+        errors of `read_arguments`, `make_plan`, `Run.results` and the decorated function; if a tf.function runs the
+        step, errors of ranks become TensorFlow errors with the same text.
     """
     if function is None:
         return functools.partial(

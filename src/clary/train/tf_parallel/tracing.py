@@ -3,9 +3,9 @@
 Where: `step` traces with it; `model` reports calls of the model to it; `placement` reads its records.
 
 [Note: marks] During a model's call, a wrapper of Keras's `Layer.__call__` intercepts every call of its layers.
-Operations that are added to the graph belong to the innermost layer whose call is running. `smp.partition` marks the
-operations that are added within its block; the innermost mark wins. TensorFlow records the forward operation with which
-each operation of gradients is colocated.
+An operation that is added to the graph belongs to every layer whose call is running. Layers that have a part, and
+`smp.partition`, mark the operations that are added within their call or block; the innermost mark wins. TensorFlow
+records the forward operation with which each operation of gradients is colocated.
 """
 
 from __future__ import annotations

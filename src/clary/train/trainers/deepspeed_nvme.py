@@ -33,7 +33,7 @@ _COMPILER = "there is no C compiler: `apt-get install g++ libaio-dev` (Debian, U
 _STATUS = "/proc/self/status"
 _CAP_IPC_LOCK = 14  # linux/capability.h: exempts from the limit of locked memory
 _KIB = 1024
-_BLOCK = 512  # bytes; no disk requires larger blocks
+_BLOCK = 512  # bytes; addresses at multiples of it count as accepted by every disk
 _PAST_THE_CACHE = os.O_DIRECT
 
 

@@ -17,7 +17,7 @@ _MODEL_PARALLEL = "SM_HP_MP_PARAMETERS"  # variable with keys of SMP v1
 
 
 def install() -> None:
-    """Register patches of the modules that a rank of this job may import; import no patch code otherwise."""
+    """Register patches of the modules that this job may import; import patches of transformers only if needed."""
     mends: dict[str, importing.Mend] = {}
     if "LOCAL_RANK" in os.environ:
         mends["accelerate.state"] = accelerate_cpu.mend_state

@@ -162,6 +162,7 @@ def pad(data: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) ->
 
     Args:
         data: as in `gather`; tensors that lack the dimension, and values other than tensors, are returned unchanged.
+        dim: the dimension to pad.
         pad_index: value of the added elements.
         pad_first: whether to add before the values; else after them.
     """

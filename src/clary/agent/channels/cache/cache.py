@@ -1,7 +1,8 @@
 """`ChannelCache`: the interface of the cache to other parts of the agent.
 
-Where: `fetching` reads channels through it, and the code's archive is opened through it; `wiring` makes one per host.
-Every failure of the cache itself raises `CacheUnusable`; callers then fetch without the cache.
+Where: `fetching` reads channels through it, and the code's archive is opened through it; `host_channels` makes one
+per host. A failure of the cache itself makes `snapshot` raise `CacheUnusable`, and its caller then fetches without the
+cache; the other methods do without the cache by themselves.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class ChannelCache:
 
     Args:
         root: folder of the cache, made with the first use.
-        limit_bytes: limit on its size; 0 switches the cache off: every call raises `CacheUnusable`.
+        limit_bytes: limit on its size; 0 switches the cache off: `snapshot` raises `CacheUnusable`, and objects are
+            opened from the store.
         endpoint_url: of the object store.
         stop: aborts waits when set.
         lock_wait_s: longest wait for an object that another agent fetches.
@@ -82,7 +84,7 @@ class ChannelCache:
             raise CacheUnusable(f"this machine's cache {self._root} cannot be used: {error}") from error
 
     def open_object(self, bucket: str, key: str, *, store: ObjectStore) -> BinaryIO:
-        """Open an object as a stream, from the cache if it is there; close it after use.
+        """Open an object as a stream from the cache, into which it is fetched first if missing; close it after use.
 
         Args:
             bucket: of the object.
@@ -163,7 +165,7 @@ class ChannelCache:
 
 @dataclass(frozen=True)
 class CachedSource:
-    """Objects of a store, opened from the cache if they are there."""
+    """Objects of a store, opened through the cache if it can be used."""
 
     cache: ChannelCache
     store: ObjectStore

@@ -1,6 +1,7 @@
 """Copy of a snapshot to a host's own files.
 
-Where: hosts without mounts of their own get a copy, and so do channels that the agent itself reads or watches.
+Where: `host_channels` copies for hosts without mounts of their own, if the kernel refuses overlays, and for channels
+that the agent itself reads or watches.
 """
 
 from __future__ import annotations

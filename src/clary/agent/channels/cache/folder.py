@@ -61,7 +61,7 @@ class StoredObject:
 
 
 class CacheFolder:
-    """Reads and changes the cache's folder; no method waits for a lock. Every method raises OSError.
+    """Reads and changes the cache's folder; no method waits for a lock. Methods that use the disk raise OSError.
 
     Args:
         root: created if missing.

@@ -2,9 +2,8 @@
 
 Objects without links from trees are evicted first, the least recently used before the others; then one unused tree at a
 time, in the same order, with the objects that it frees. A tree that a running host uses stays, and so do its objects.
-Only the holder of one lock evicts, so that two agents do not make room at once. The check of free space and the sweep
-of unusable trees take no
-lock: both take long if there are many objects.
+Only the holder of one lock evicts, so that two agents do not make room at once. The first check of free space and the
+sweep of unusable trees take no lock: both take long if there are many objects.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ class CacheKeeper:
     """Keeps a cache within its limit.
 
     Args:
-        limit_bytes: for all objects together; exceeded only while several channels are filled at the same time.
+        limit_bytes: for all objects together; until `tidy`, several channels that are filled at the same time may
+            exceed it, and so may unpacked objects, for which only the packed size is known before.
         stop: ends `tidy` early when set.
     """
 

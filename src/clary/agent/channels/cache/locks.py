@@ -61,7 +61,7 @@ class ObjectLocks:
 
 
 def hold_folder(path: Path, *, alone: bool) -> int | None:
-    """Lock a folder and return the descriptor that holds the lock; None if it is missing or another holder has it.
+    """Lock a folder and return the descriptor that holds the lock; None if it is missing or another lock forbids it.
 
     Args:
         alone: whether the lock is exclusive, as for removal.

@@ -8,9 +8,9 @@ which the file has been at rest. A marker does not outweigh a known death: ranks
 writes the marker may not know of the killed rank.
 
 [Note: rest] A file without any evidence is judged by time alone: it has to rest for ten times the longest observed
-pause of a writer. A file that counts as whole by rest alone is restored, but `verify` never calls it whole. A file that
-a process has open for writing never counts as at rest, however long it is unchanged, even if the process only appends
-to it.
+pause of a writer, and for `least_rest_s` at least. A file that counts as whole by rest alone is restored, but `verify`
+never calls it whole. A file that a process has open for writing never counts as at rest, however long it is unchanged,
+even if the process only appends to it.
 
 [Note: logs] Any beginning of a log is a valid log, so a log may be taken whenever it is unchanged for a moment, even
 while a process has it open. Only its name distinguishes a log from a checkpoint that is being written, and only a few

@@ -91,7 +91,7 @@ class Decision:
 
     Attributes:
         evidence: the evidence that the file is whole; if the file may not be taken yet, the best evidence so far.
-        reason: why the file may not be taken, as a clause.
+        reason: why the file may not be taken, or why it has no evidence but time, as a clause.
         is_blocking: whether the file is known to be unfinished; then rest alone never makes it, or its group, whole.
         is_torn: whether the writer has ended without finishing the file.
     """

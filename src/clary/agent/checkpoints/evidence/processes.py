@@ -4,8 +4,9 @@ Where: the witness queries it at every look (scan of the folder) and after every
 and not ending, after a file was closed did not close it by ending: the kernel marks a process as ending before it
 closes the process's files.
 
-Exit statuses are read from pidfds, which have them from Linux 6.15 on, even if another process has reaped the process.
-Older kernels give no exit status. A process that began and ended between two looks remains unknown.
+The exit status of a zombie is read from /proc, and the status of a reaped process from its pidfd, which has it from
+Linux 6.15 on; older kernels give no exit status of a reaped process. A process that began and ended between two looks
+remains unknown.
 
 Source: proc(5); PIDFD_GET_INFO of linux/pidfd.h.
 """

@@ -1,6 +1,6 @@
 """Watch of one checkpoint folder and its program: decides by evidence whether files are whole.
 
-Where: it starts with the program; each look (scan of the folder) of the mirror queries it about changed files.
+Where: it starts just before the program; each look (scan of the folder) of the mirror queries it about changed files.
 `judging` has the rules of its decisions.
 
 Threads: the witness's thread records events between looks, above all the processes that are alive after a close. The

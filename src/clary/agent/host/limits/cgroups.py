@@ -8,10 +8,10 @@ ancestor without processes, unless a cgroup in between has a limit that the host
 (below a user's service manager, in a container, or in a cgroup that was prepared for a user), the processes of the
 agent's own cgroup are moved into a new leaf of it.
 
-All hosts of the machine lie in one cgroup, called the family. The scheduler divides processors by weight between the
-family and the cgroups and processes beside it. A host's weight is that of one ordinary process per processor of the
-host; the family's weight is the sum of its hosts' weights. With the kernel's default weight all jobs together would get
-no more processor time than one process outside the family.
+Hosts below the same cgroup share one parent cgroup, called the family. The scheduler divides processors by weight
+between the family and the cgroups and processes beside it. A host's weight is that of one ordinary process per
+processor of the host; the family's weight is the sum of its hosts' weights. With the kernel's default weight all jobs
+together would get no more processor time than one process outside the family.
 Source: kernel Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst, scheduler/sched-design-CFS.rst.
 """
 
@@ -157,7 +157,7 @@ class HostCgroup:
             may_move: whether processes of the agent's own cgroup may be moved into a leaf of it as a last resort.
 
         Raises:
-            AgentError: a cgroup of that name already contains processes; no cgroup was changed.
+            AgentError: the name is invalid, or a cgroup of that name already contains processes; no cgroup was changed.
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise AgentError(f"cgroup name {name!r}: expected letters, digits, '.', '_' and '-', starting with one")

@@ -137,7 +137,7 @@ def copy_content(source: str, target: str) -> None:
     """Copy the content of a folder into another folder without following links. Raises: OSError.
 
     Args:
-        source: a path yielded by `opened_source`.
+        source: path of the folder.
         target: a path yielded by `opened_mount_point`.
     """
     with Folder.at(source) as content, Folder.at(target) as folder:

@@ -111,7 +111,7 @@ def mount_dev(
         new_root: root that is being built.
         with_gpus: whether the machine's GPU devices appear; the launcher assigns them to processes.
         shared_memory_bytes: size limit of /dev/shm; None leaves the kernel's default, half of the memory.
-        in_user_namespace: whether this user namespace maps only one user.
+        in_user_namespace: whether this process has its rights only in a user namespace, which may map only one user.
         users: of the programs, if they differ from this process's user.
     """
     target = f"{new_root}/dev"

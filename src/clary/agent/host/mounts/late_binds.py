@@ -1,7 +1,7 @@
 """Bind mounts that a host gets after its creation, because they depend on its program.
 
 Where: `host_root` shows the folders that may contain sources of such binds ("late roots"); `standing_by` mounts the
-binds before any process of the program runs, and unmounts the late roots again.
+binds before any process of the program runs, and unmounts the late roots again unless the host lasts.
 
 [Note: visibility of the late roots]
 The late roots contain other jobs' data, and a standby host runs an interpreter that has imported packages of one job's
@@ -95,8 +95,8 @@ class LateBinds:
         Afterwards the late roots are unmounted and mounts are no longer shared, unless the roots are kept.
 
         Args:
-            binds: source, target, read_only and overlay of each; sources are canonical and lie below one of the roots.
-                One of them is the program's /opt/ml.
+            binds: fields of a `sandbox.Bind` each, without `below`; sources are canonical and lie below one of the
+                roots. One of them is the program's /opt/ml.
 
         Raises:
             OSError: a mount was refused; the text names it. The host is then unusable.

@@ -1,7 +1,8 @@
 """The machine's files in a host: the shown folders, which the host may change privately.
 
-Where: `host_root` calls it first. The root is a small tmpfs, or with real root a folder of the host's own; parents of
-shown folders are recreated in it, and every shown folder becomes an overlay of its own. Inside a user namespace the
+Where: `host_root` calls it first. With real root, a host that shows the whole machine gets an overlay of `/`. Otherwise
+the root is a small tmpfs, or with real root a folder of the host's own; parents of shown folders are recreated in it,
+and every shown folder becomes an overlay of its own. Inside a user namespace the
 kernel refuses an overlay of a folder with mounts below it, because those mounts are locked ("failed to clone
 lowerpath"); such folders are recreated too. If no overlay is possible (the host's folder lies on an overlay or on NFS,
 or the kernel is older than 5.11), folders are bind-mounted unchanged, and `shared_folders` names them.
@@ -55,7 +56,7 @@ class MachineView:
         self._extended: frozenset[str] = frozenset()  # folders in which mount points must be made
         self.shared_folders: list[str] = []  # folders of the machine that the program can really change
         self.missing_folders: list[str] = []  # mounts of the machine that could not be shown, with reasons
-        self.strange_folders: list[str] = []  # system folders whose owners could not be mapped
+        self.strange_folders: list[str] = []  # folders whose owners could not be mapped
         self.refusal = ""  # reason why the kernel refused the last overlay
         self.why_strange = ""  # reason why the kernel refused the last mapping of owners
 
@@ -270,7 +271,7 @@ class MachineView:
             self._bind_shared(path)
 
     def _is_system(self, path: str) -> bool:
-        """Whether a path is in a system folder; mounts inside a system folder do not count."""
+        """Whether a path is a system folder; mounts inside a system folder do not count."""
         return any(folder.path == path and folder.is_system for folder in self._shown)
 
     def _bind_shared(self, path: str) -> None:

@@ -34,7 +34,7 @@ _MIB = 1024 * 1024
 def enter_own_mounts() -> None:
     """Move this single-threaded process to a mount namespace that receives the machine's later mounts.
 
-    Where: the agent's first step. A failure is recorded, and `OwnDisk.mount` reports it.
+    Where: the agent's first step with the option `--own-mounts`. A failure is recorded, and `OwnDisk.mount` reports it.
     """
     try:
         kernel.unshare(kernel.CLONE_NEWNS)

@@ -1,7 +1,7 @@
 """Signals and pipes of the processes of a program, read from /proc.
 
-Where: the keeper reads them when it stops a program. A process that cannot be read, because it is another user's or has
-ended, counts as a process without pipes.
+Where: the keeper reads them when it stops a program. A process whose descriptors cannot be read, because it is another
+user's, counts as a process without pipes; an ended process is left out.
 Source: proc(5): SigBlk, SigIgn, SigCgt of /proc/PID/status; the mode of a link in /proc/PID/fd shows how the file was
 opened.
 """

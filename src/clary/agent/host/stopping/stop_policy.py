@@ -7,7 +7,7 @@ output of ranks would be lost, or ranks would be killed while they save their st
   the signal after the writers of the pipe have ended.
 - an MPI launcher and its daemons: they forward the signal, so that ranks get it twice, and kill the ranks soon after.
   They get no signal; they end with the ranks.
-- the ssh connection under which such a daemon runs.
+- the ssh connection under which such a daemon runs: its processes get no signal either.
 
 A scheduler that signals every process of a step does not follow these rules. Then processes of the three kinds that do
 not block the signal end at once, and the output and the ranks are lost. The shim around mpirun blocks the signal.

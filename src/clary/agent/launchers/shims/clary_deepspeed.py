@@ -7,8 +7,8 @@ Where: `bin/deepspeed` comes first in PATH of a job. DeepSpeed's own launcher st
 on the hosts of a hostfile; in a job, however, every host runs the program's command. DeepSpeed's own parser parses the
 command line, and DeepSpeed's own launcher of one host starts the ranks, each through `clary_rank`. Command lines for
 another start method run the real deepspeed unchanged: with a hostfile, `localhost` in --include or --exclude,
---launcher, --force_multi, --no_ssh or --autotuning. It runs in the user's environment: Python 3.8 or later, with the
-standard library and deepspeed, without clary.
+--launcher or an option in `_OWN_WAYS`, such as --force_multi. It runs in the user's environment: Python 3.8 or later,
+with the standard library and deepspeed, without clary.
 Source: DeepSpeed 0.19 `launcher.runner` (options), `launcher.launch` (ranks of one host).
 """
 

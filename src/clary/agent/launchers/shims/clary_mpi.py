@@ -184,8 +184,8 @@ def lead(command: list[str], *, peers: dict[str, tuple[str, int]], secret: bytes
 def _leave_signals_to_ranks() -> None:
     """Block SIGTERM and SIGINT here and in child processes: mpirun and its daemons.
 
-    A stop signals every process of the job at once. mpirun would then end the job without a wait for ranks that save
-    their state. mpirun's daemons unblock all signals in the ranks that they start, so ranks still get them.
+    A scheduler may signal every process of a step at once. mpirun would then end the job without a wait for ranks that
+    save their state. mpirun's daemons unblock all signals in the ranks that they start, so ranks still get them.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 

@@ -4,10 +4,10 @@
 
 Where: the parameter_server launcher starts it. For TensorFlow with TF_CONFIG, CLARY_PS_TASK (the server's index) and
 CLARY_PS_MASTER (host:port of the master; empty on the master's own host). A server never ends by itself: on the
-master's host it is killed after the worker has ended, on other hosts after the worker has ended and the master's port
-is closed. For MXNet with the worker's DMLC_* variables and CLARY_PS_ROLES, the other roles of this host: `import mxnet`
-runs a server or a scheduler until its end. Both are killed after the worker. It runs in the user's environment: Python
-3.8 or later, with the standard library and the framework, without clary.
+master's host it is killed after the worker has ended, on other hosts after the worker has failed, or has ended and the
+master's port is closed. For MXNet with the worker's DMLC_* variables and CLARY_PS_ROLES, the other roles of this host:
+`import mxnet` runs a server or a scheduler until its end. Both are killed after the worker. It runs in the user's
+environment: Python 3.8 or later, with the standard library and the framework, without clary.
 Source: sagemaker-tensorflow-training `training._run_ps`, `_wait_until_master_is_down`; sagemaker-mxnet-training
 `training._run_mxnet_process`.
 """

@@ -3,8 +3,9 @@
     python clary_rank.py train.py ARGUMENTS...
     python clary_rank.py -m package.module ARGUMENTS...
 
-Where: launchers start every Python program through this file, and the torchrun shim starts every rank through it. It
-runs in the user's environment: Python 3.8 or later, with the standard library only, without clary.
+Where: launchers start a job's Python script or package through this file, and the shims of torchrun and deepspeed start
+every rank through it. A command of the request and the image's `train` run without it. It runs in the user's
+environment: Python 3.8 or later, with the standard library only, without clary.
 
 [Note: why the teardown is skipped]
 A thread of torch's gloo acquires the interpreter's lock while `Py_FinalizeEx` runs; Python ends the thread by a forced

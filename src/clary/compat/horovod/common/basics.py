@@ -122,7 +122,7 @@ def rocm_built() -> bool:
 
 
 class HorovodBasics:
-    """The functions of this module as methods, which programs use through `mpi_ops._basics`."""
+    """The functions above as methods, which programs use through `mpi_ops._basics`."""
 
     init = staticmethod(init)
     shutdown = staticmethod(shutdown)

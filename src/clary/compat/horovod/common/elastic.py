@@ -50,7 +50,7 @@ class State:
         """Do nothing: hosts of an attempt stay the same; a new attempt has new processes."""
 
     def commit(self) -> None:
-        """Save the state in memory and, on rank 0 of a job with checkpoints, into the checkpoint folder."""
+        """Save the state in memory; on rank 0 of a job with checkpoints, also begin to write it to their folder."""
         self.save()
         self.check_host_updates()
         folder = commit_folder(os.environ)

@@ -33,7 +33,7 @@ def run(
         np: argument of Horovod before 0.25; use `num_proc`.
         env: additional environment variables of the ranks.
         executable: Python interpreter of the ranks; None for the present interpreter.
-        hosts: localhost:SLOTS; other hosts are refused.
+        hosts: localhost:SLOTS; other hosts are refused, and SLOTS has no effect.
         verbose, use_gloo, use_mpi: have no effect.
 
     Raises: RuntimeError if a rank failed; ValueError for hosts other than this machine.

@@ -2,8 +2,8 @@
 
     horovodrun -np 4 python train.py
 
-Each line of a rank's output begins with `[RANK]<stdout>:`. In a job with several hosts, use the job's distribution (mpi
-or torch_distributed), which starts ranks on all hosts.
+Each printed line of a rank's output begins with `[RANK]<stdout>:` or `[RANK]<stderr>:`, on request after the time. In a
+job with several hosts, use the job's distribution (mpi or torch_distributed), which starts ranks on all hosts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _USAGE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code of the first rank that failed, else 0."""
+    """Run the command line; return its exit code: 2 for wrong options, else the result of `run_command`."""
     options = lines.parser().parse_args(arguments)
     if options.check_build:
         print(check_build())
@@ -120,7 +120,8 @@ def run_command(
         folder: folder for a file with each rank's output; None prints the output with the rank before each line.
         has_stamps: whether each printed line begins with the time.
 
-    Returns: the exit code of the first rank that failed, else 0.
+    Returns: the exit code of the first rank that failed, or 128 plus the signal that ended it; 1 after a signal to this
+        process; else 0.
     Raises: OSError if the command cannot be started.
     """
     port = _free_port()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 VERSION = "0.28.1"
 _MIB = 1 << 20
 
-# Option, environment variable of the ranks, and the function that converts the option's text to the variable's text.
+# Option, environment variable of the ranks, and unit of the option's number: "mib" is converted to bytes.
 _TUNABLE: Sequence[tuple[str, str, str]] = (
     ("--fusion-threshold-mb", "HOROVOD_FUSION_THRESHOLD", "mib"),
     ("--cycle-time-ms", "HOROVOD_CYCLE_TIME", ""),
@@ -118,7 +118,7 @@ def without_effect(options: argparse.Namespace) -> list[str]:
 def variables(options: argparse.Namespace) -> dict[str, str]:
     """Return the variables that the options set in the environment of ranks.
 
-    Raises: ValueError for a fusion threshold that is not a whole number.
+    Raises: ValueError for a fusion threshold that is not a number.
     """
     found = {}
     for option, variable, unit in _TUNABLE:

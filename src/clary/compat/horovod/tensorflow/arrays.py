@@ -104,7 +104,7 @@ def all_to_all(array: np.ndarray, splits: np.ndarray | None, call: Call) -> tupl
 
     Args:
         array: any array but a scalar.
-        splits: rows for each rank, shape [ranks]; None cuts the first axis equally.
+        splits: rows for each rank, shape [ranks]; None or an empty array cuts the first axis equally.
     Raises: ValueError for splits that do not fit; HorovodInternalError.
     """
     if not array.ndim:

@@ -101,7 +101,7 @@ _NOT_INITIALIZED = -2
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
-    """Form the group of all ranks; a second call while the group exists does nothing.
+    """Form the group of all ranks; a second call while the group exists only forms `process_sets`.
 
     Args:
         comm, process_sets: as for every framework, see `clary.train.horovod.process_sets.init`.

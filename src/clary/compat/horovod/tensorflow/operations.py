@@ -108,7 +108,7 @@ def all_to_all(tensor: Any, splits: Any, call: Call) -> tuple[Any, Any]:
     """Return the rows that all ranks send to this rank, shape [rows, ...], and their counts, shape [ranks].
 
     Args:
-        splits: rows for each rank, shape [ranks]; [0] cuts the first axis equally.
+        splits: rows for each rank, shape [ranks]; an empty tensor cuts the first axis equally.
     """
 
     def scatter(value: Any, counts: Any) -> Any:

@@ -44,15 +44,15 @@ def allreduce(
     Args:
         tensor: of a shape equal on all ranks; or tf.IndexedSlices, whose indices and values are gathered.
         average: argument of Horovod before 0.19; use `op`.
-        device_dense, device_sparse: have no effect; all operations run on the CPU.
+        device_dense, device_sparse: devices of inputs and results; all operations run on the CPU.
         compression: compressor of the tensor for sending.
         op: Average (if None), Sum, Adasum, Min, Max or Product.
         prescale_factor, postscale_factor: multiply each rank's tensor first, and the result.
         name: equal on all ranks.
         process_set: ranks that take part.
         ignore_name_scope: has no effect.
-    Raises: NotImplementedError for sparse tensors with another op or factors, and for Adasum with arguments for which
-    it is not defined.
+    Raises: NotImplementedError for sparse tensors with factors or an op other than Average and Sum, and for Adasum in a
+        process set or with a number of ranks that is no power of 2.
     """
     reduction = handle_average_backwards_compatibility(op, average)
     if isinstance(tensor, tf.IndexedSlices):

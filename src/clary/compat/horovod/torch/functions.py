@@ -43,9 +43,10 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
-    """Overwrite the state and options of all ranks' optimizers with those of one rank.
+    """Overwrite the state and options of all ranks' optimizers with the state and options of one rank.
 
-    A new optimizer stays without state. Its parameters get gradients of zeros, as with Horovod.
+    If the optimizer of that rank is new, all ranks get an empty state. Parameters of a new optimizer that have no
+    gradients get gradients of zeros, as with Horovod.
 
     Args:
         optimizer: an optimizer of torch, or a DistributedOptimizer.

@@ -303,7 +303,8 @@ def DistributedOptimizer(
         sparse_as_dense: reduce sparse gradients as dense gradients.
         process_set: ranks that take part.
 
-    Raises: ValueError for names that are missing or given twice, and for arguments that exclude each other.
+    Raises: ValueError for names that are missing or given twice, and for arguments that exclude each other;
+        NotImplementedError for Adasum in a process set.
     """
     if gradient_predivide_factor != 1.0 and op != ops.Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")

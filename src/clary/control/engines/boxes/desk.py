@@ -90,7 +90,10 @@ class BoxDesk:
     # Boxes
 
     def authorize(self, name: str, token: str) -> None:
-        """Check the token of a box. Raises: WireError 410 for an unknown box, 403 for a wrong token."""
+        """Check the token of a box.
+
+        Raises: WireError 503 before the engine has started, 410 for an unknown box, 403 for a wrong token.
+        """
         self.boot  # noqa: B018 - raises 503 before the start: an unknown box is not a removed one then
         box = self._book.ledger.boxes.get(name)
         if box is None:
@@ -99,7 +102,9 @@ class BoxDesk:
             raise WireError("AccessDenied", f"the token does not open box {name}", http_status=403)
 
     async def orders(self, name: str, report: BoxReport, remote: str) -> BoxOrders:
-        """Process a box's report; return the box's orders once they have changed, or after the requested wait.
+        """Process a box's report; return the box's orders once they have changed, or after the wait.
+
+        The wait is as long as the report requests, at most POLL_WAIT_S; without a wait if the orders differ already.
 
         Args:
             name: name of the box, which was authorized.
@@ -119,7 +124,7 @@ class BoxDesk:
         return BoxOrders(version=version, leases=self._book.orders_of(name, self.boot_digest))
 
     async def _take(self, name: str, report: BoxReport) -> None:
-        """Store a report; delete the record of a removed box that has reported no running lease."""
+        """Store a report; delete a removed box's record once neither report nor book has a living lease of it."""
         ledger = self._book.ledger
         box = ledger.boxes.get(name)
         if box is None:

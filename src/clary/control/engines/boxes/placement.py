@@ -1,7 +1,7 @@
 """Decides which boxes hosts get: first come, first served, whole boxes, one host per box. Pure.
 
-Where: `lease_book` calls it after every change and stores the result; `scheduler` reports to waiting jobs why they
-wait.
+Where: `lease_book` calls it when hosts are requested or boxes may have become free, and stores the result; `scheduler`
+reports to waiting jobs why they wait.
 
 The hosts of a request are placed together, or the whole request waits. The boxes that a waiting request could use are
 withheld from later requests, which may get all other boxes.
@@ -101,7 +101,7 @@ def fits(host: HostWish, box: BoxView) -> bool:
 def gives_way(
     requests: Iterable[RequestRecord], boxes: Sequence[BoxView], kept: Mapping[str, Sequence[str]]
 ) -> tuple[str, int] | None:
-    """Return the tag whose boxes would let a waiting request be placed, and that request's number; else None.
+    """Return the first tag of `kept` with a box that a waiting request could get, and that request's number; else None.
 
     Args:
         requests: the waiting requests.

@@ -48,7 +48,7 @@ class Presence:
         self._boxes.pop(box, None)
 
     def introduce(self, box: str) -> None:
-        """Count the silence of a box that is new, or has a new token, from now."""
+        """Count the silence of a new box from now."""
         self._boxes[box].at_s = self._clock.monotonic()
         self._boxes[box].was_ever = False
 
@@ -115,7 +115,7 @@ class Presence:
             pass
 
     async def wait_for_any(self, wait_s: float) -> None:
-        """Wait for a report or a new order of any box; at most `wait_s` seconds."""
+        """Wait for a change of any box's leases or orders; at most `wait_s` seconds."""
         try:
             async with asyncio.timeout(wait_s):
                 await self._any_change.wait()

@@ -45,7 +45,7 @@ class LeaseRecord:
     proof_digest: str = field(default="", repr=False)
     is_ending: bool = False
     has_notice: bool = False  # whether its box was drained while it ran
-    why: str = ""  # reason for the end of the lease
+    why: str = ""  # reason for the end of the lease, or the reason why its host has not started yet
 
     @property
     def is_gone(self) -> bool:

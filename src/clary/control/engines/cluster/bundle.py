@@ -1,8 +1,9 @@
 """Packs the agent for other machines: one zip archive, named by its SHA-256.
 
-Where: `cluster_engine` makes the bundle once; boots fetch it by its digest and unpack it once per node. It contains the
-agent and the agent's dependencies, the training library with its compiled core, and no part of the service. It includes
-up-to-date bytecode, so that no agent compiles its imports; nodes with another Python version ignore the bytecode.
+Where: `server.host_source` makes the bundle once; boots fetch it by its digest and unpack it once per node. It contains
+the agent and the agent's dependencies, the training library with its compiled core, and no part of the service. It
+includes up-to-date bytecode, so that no agent compiles its imports; nodes with another Python version ignore the
+bytecode.
 Source: PEP 552, on bytecode that is used without a check of the source.
 """
 

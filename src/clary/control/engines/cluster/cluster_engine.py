@@ -193,7 +193,8 @@ class ClusterEngine:
     async def launch(self, plan: LaunchPlan) -> LaunchPlan:
         """Wait until every host of the pool has enrolled; return the plan with the facts of their nodes.
 
-        Raises: EngineError if the allocation or one of its hosts ends before all hosts have enrolled.
+        Raises: EngineError if the allocation or one of its hosts ends before all hosts have enrolled, or if a node is
+            refused because it has no namespaces.
         """
         tag = plan.pool
         self.enrolments.expect(tag, len(plan.hosts))
@@ -271,7 +272,7 @@ class ClusterEngine:
         del job_name
 
     async def unreleased(self) -> list[HeldAttempt]:
-        """Return the allocations that carry this service's mark."""
+        """Return the allocations with this service's mark that have not ended, and those with a record on disk."""
         found = {tag for tag, one in (await self._allocations()).items() if one.state is not AllocationState.GONE}
         return [HeldAttempt(name=tag, attempt=1) for tag in sorted(found | set(self.enrolments.known()))]
 

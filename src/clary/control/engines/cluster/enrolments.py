@@ -143,7 +143,9 @@ class Enrolments:
         return frozenset() if gang is None else frozenset(gang.given_up)
 
     async def wait(self, tag: str, wait_s: float) -> bool:
-        """Wait at most `wait_s` seconds until every number of an allocation is assigned; return whether all are.
+        """Return whether all numbers of an allocation are assigned; if they are not, first wait for one change.
+
+        The wait lasts `wait_s` seconds at most.
 
         Raises: EngineError for an allocation that has ended.
         """
@@ -167,7 +169,7 @@ class Enrolments:
             tag: tag that the boot names.
             index: index that the boot names.
             asked: the request.
-        Raises: WireError 410 with the reason for a boot that no pool needs.
+        Raises: WireError 410 with the reason for a boot that no pool needs, 503 if the enrolment could not be stored.
         """
         gang = self._gangs.get(tag)
         if gang is None or not 0 <= index < gang.num_hosts:

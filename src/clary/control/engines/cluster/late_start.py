@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 class LateStart:
     """A `ClusterScheduler` that wraps another scheduler, which is started as soon as it answers.
 
-    Until then, every method except `start` and `capacity` raises a retryable EngineError.
+    Until then, `ask`, `allocations`, `wanted`, `end_host`, `end` and `why_not_proved` raise EngineError.
 
     Args:
         scheduler: scheduler that may be unavailable.
@@ -115,7 +115,7 @@ class LateStart:
         return await self._scheduler.end(tag)
 
     def why_not_proved(self, tag: str, index: int, proof: str) -> str:
-        """Return why a proof is not accepted, empty if it is. Raises: EngineError while the scheduler does not answer.
+        """Return why a proof is not accepted, empty if it is. Raises: EngineError until the scheduler has started.
 
         Args:
             tag: tag that the boot names.

@@ -24,10 +24,10 @@ def choose_kind(shape: InstanceShape, kinds: Sequence[NodeKind], *, num_hosts: i
     """Return the kind for hosts of one type.
 
     The kind that settings name has precedence. Kinds that settings give to other types are used only if there are no
-    others. Otherwise it is the smallest kind that has the type's GPUs, CPUs and
-    memory; if no kind has them, it is the largest, with a warning. A type without GPUs uses nodes with GPUs only if
-    there are no other nodes. If no kind has enough nodes, several kinds serve together, and each host gets the
-    resources of the smallest kind.
+    others. Otherwise it is the smallest kind that has the type's GPUs, CPUs and memory; kinds without GPUs count as
+    smaller than kinds with GPUs. If no kind has them, it is the largest kind, for a type without GPUs the largest
+    without GPUs if there is one; the reason then names the difference. If no kind has enough nodes, several kinds serve
+    together, and each host gets the least CPUs, memory and GPUs of these kinds.
 
     Args:
         shape: resources of the instance type.

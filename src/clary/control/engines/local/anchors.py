@@ -2,7 +2,7 @@
 
 Where: `LocalEngine.launch` calls it in a thread. `fabric` is the anchor itself, the process that holds the network
 namespaces of the hosts. It locks its folder, so that two services, or a service that was killed and started again,
-never make two networks for one attempt.
+never make two networks for one pool.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def relays_to(urls: Sequence[str]) -> tuple[RelaySpec, ...]:
     """Return the relays that make these URLs of the service reachable inside hosts, too.
 
     A service that listens on every address is reached on 127.0.0.1.
-    Raises: EngineError for a URL without host or port.
+    Raises: EngineError for a URL without host or port, and for a host whose name cannot be resolved.
     """
     relays = {}
     for url in urls:

@@ -2,7 +2,8 @@
 
 Where: `LocalEngine.leftovers` calls it in a thread, for `clary doctor`. A leftover is reported only if it certainly
 belongs to an attempt of this state folder. The evidence is the engine's mark in a process's environment, the name of a
-cgroup, or a path below the attempt's folder. An attempt that is not released has no leftovers yet.
+cgroup, or a path below the attempt's folder. An attempt that is not released has no leftovers yet. Shared memory whose
+owner is not certain is reported by `unclaimed_memory` instead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The engine's record of a pool or an attempt, `engine.json` in its folder: enough to continue after a restart.
 
-Where: the engine writes it before and after each start of a process that outlives the service. Records of an earlier
-boot of the machine name no living process.
+Where: the engine writes it before it starts the anchor of a pool's network, and before and after it starts agents.
+Records of an earlier boot of the machine name no living process.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def write_record(folder: Path, record: AttemptRecord) -> None:
 
 
 def attempt_folders(jobs: Path) -> list[Path]:
-    """Return the folders of all attempts below `jobs`, sorted; jobs and pools may be removed during the search."""
+    """Return the folders of all attempts and pools below `jobs`, sorted; they may be removed during the search."""
     found: list[Path] = []
     for path in sorted(jobs.iterdir()) if jobs.is_dir() else ():
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -1,7 +1,7 @@
 """Removes an attempt's leftovers other than processes: mounts, cgroups, host folders.
 
-Where: `LocalEngine` calls it in a thread on release and for `leftovers`. Every function also succeeds if its work is
-already done.
+Where: `LocalEngine` calls it in a thread at launch, on release and for `leftovers`. Every function also succeeds if its
+work is already done.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class LocalEngine:
         self._fork_server.close()
 
     def capacity(self) -> Capacity:
-        """Return the part of the machine that this process may use; the first call makes a network as a test."""
+        """Return the part of the machine that this process may use; the first call may make a network as a test."""
         if self._isolation is None:
             environment = agent_processes.process_environment(self._environ, "probe")
             self._isolation = choose_isolation(self._settings.isolation, environment)

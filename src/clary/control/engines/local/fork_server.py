@@ -23,8 +23,8 @@ from typing import Any
 from clary.base.processes import ProcessId
 from clary.control.engines.local.agent_processes import AGENT, LastingProcess
 
-FORK_TIMEOUT_S = 30.0  # of the first agent, which waits for the imports; they take 0.5 s on a quiet machine
-_END_TIMEOUT_S = 5.0  # of a server that was killed
+FORK_TIMEOUT_S = 30.0  # longest wait for an agent; the first waits for imports, which take 0.5 s on a quiet machine
+_END_TIMEOUT_S = 5.0  # longest wait for the end of a server that was killed
 _MAX_ANSWER_BYTES = 4096
 _MILLISECONDS = 1000  # per second
 COMMAND = (sys.executable, "-P", "-m", "clary.agent.fork_server")

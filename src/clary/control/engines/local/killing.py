@@ -1,8 +1,8 @@
 """Ends exactly the processes of an attempt, and verifies their end.
 
-Where: `attempt_processes` and `rehearsal_faults` call it. A process is identified by its pid together with its recorded
-start time (`base.processes`), so that another process with a reused pid is never signalled. The functions block: call
-them in a thread.
+Where: `attempt_processes`, `attempt_leftovers`, `rehearsal_faults` and `engine` call it. A process is identified by its
+pid together with its recorded start time (`base.processes`), so that another process with a reused pid is never
+signalled. The functions block: call them in a thread.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def in_network_namespaces(inodes: Iterable[int]) -> list[ProcessId]:
 
 
 def in_cgroups(folders: Iterable[str]) -> list[ProcessId]:
-    """Return the processes in these cgroups and their descendants, without zombies."""
+    """Return the processes in these cgroups and in the cgroups below them, without zombies."""
     found = {}
     for top in folders:
         for folder, _, _ in os.walk(top):

@@ -39,6 +39,7 @@ class Thing:
     """One item of a census, such as a process, a mount or a socket.
 
     Args:
+        kind: kind of the item.
         name: name as the removing command takes it: a pid, a path, an id.
         identity: distinguishes the item from a later item with the same name: a process's start time, a file's inode.
         holder: pid of the process on which the item depends: a zombie's parent, the holder of an unnamed namespace.

@@ -1,7 +1,8 @@
-"""Finds shared memory, sockets and ports that jobs leave behind; one function for each kind reads the kernel's list.
+"""Finds shared memory, sockets and ports that were left behind; one function for each kind reads the kernel's list.
 
-Where: the engine searches for leftovers of a released attempt; `clary.testing.census` adds the other kinds. The owner
-of an item is known only if the pid of its creator is known; the owner is never guessed.
+Where: the engine searches for leftovers of a released attempt, `clary doctor` for sockets and ports of the object
+store; `clary.testing.census` adds the other kinds. The owner of an item is known only if the pid of its creator is
+known; the owner is never guessed.
 Source: proc(5), unix(7).
 """
 

@@ -1,7 +1,8 @@
 """A sentence on the mechanism that enforces the memory limits of hosts on this machine.
 
 Where: the service calls it once when it starts, so that `clary up` and `clary doctor` can show the sentence before the
-first job. The probe runs the agent's own check (`clary.agent.host.limits.memory_support`), which tries to set a limit.
+first job; `clary doctor` calls it itself while no service runs. The probe runs the agent's own check
+(`clary.agent.host.limits.memory_support`), which tries to set a limit.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _ML_FOLDER = "ml"  # below a host's folder, as agents build it
 
 
 def keep(host_folder: Path) -> None:
-    """Move the records of a host into its log folder, where they stay until the job is deleted; never raises."""
+    """Move the records of a host next to its log, where they stay until the job is deleted; ignores errors of files."""
     records = "/".join((_ML_FOLDER, *RECORDS_PARTS))
     with contextlib.suppress(OSError), Folder.at(host_folder) as host:
         for name in sorted(host.names(records))[:MAX_FILES]:

@@ -1,1 +1,1 @@
-"""Hosts on nodes of a Slurm cluster: one batch job a pool, one step a host."""
+"""Hosts on nodes of a Slurm cluster: a batch job for each pool and for replaced hosts, and a step for each host."""

@@ -1,6 +1,6 @@
 """Writes the batch script of an allocation: one srun for each host, so that one host can be ended alone. Pure.
 
-Where: `submission` hands it to sbatch on standard input. The script contains no secret: a host authenticates with
+Where: `scheduler` hands it to sbatch on standard input. The script contains no secret: a host authenticates with
 munge.
 
 Behaviour of Slurm that the script has to handle:

@@ -1,6 +1,6 @@
 """Reads Slurm's short forms of names and numbers: `node-[1-3,7]`, `0-2,5`. Pure.
 
-Where: `queue_rows` and `node_rows` read nodes and indices; `submission` writes indices.
+Where: `queue_rows` reads nodes and indices, and writes indices; `others_rows` reads nodes.
 Source: slurm.conf(5), "NodeName"; `scontrol show hostnames` gives the same result.
 """
 

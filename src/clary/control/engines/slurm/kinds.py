@@ -50,7 +50,7 @@ class SlurmKind:
 
     @property
     def gres_option(self) -> str:
-        """Resources to request, so that a host gets all GPUs of its node."""
+        """Resources to request: from settings, else all GPUs of the node."""
         if given := self.options.get("gres", ""):
             return given
         return ",".join(_gres_words(one) for one in self.gres if one.name == "gpu" and one.count)

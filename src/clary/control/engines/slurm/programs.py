@@ -69,7 +69,7 @@ class SlurmPrograms:
             arguments: its command-line arguments.
             text: its standard input.
             limit_s: seconds after which it is killed.
-        Raises: EngineError, retryable, if it takes longer; EngineError if it is missing.
+        Raises: EngineError, retryable, if it takes longer or cannot be started; EngineError if it is missing.
         """
         if text:
             # asyncio raises an error when it writes to a program that has ended without reading its input.

@@ -1,7 +1,7 @@
 """Reads the lines of squeue: jobs that carry this service's mark, and their steps. Pure.
 
-Where: `queue_watch` requests the formats below. Slurm shows the jobs of the service's own user only, and the user is
-checked again here: another user's job may have any name and comment. A comment of this service is
+Where: `queue_watch` requests the formats below, for jobs of the service's own user only. The user is checked again
+here: another user's job may have any name and comment. A comment of this service is
 
     clary:MARK:TAG:INDICES:GRACE      clary:0f3a99c2:pool_0123456789ab:0-2:30
 

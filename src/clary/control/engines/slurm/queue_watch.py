@@ -1,5 +1,7 @@
 """Asks Slurm for jobs, steps and nodes at most once a second for all callers together, more often just after a change.
 
+A caller that needs a new answer (`is_new`) causes a query of its own.
+
 Where: `scheduler` calls it. Steps are queried before jobs: a step that ended with its job must not look as if it had
 ended alone.
 """
@@ -31,7 +33,7 @@ KEEP_NODES_S = 3.0  # likewise, for nodes while no job changes: a large cluster 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """State of the cluster at one moment."""
+    """State of the cluster at about one moment; the nodes may be up to KEEP_NODES_S older."""
 
     asked_s: float  # monotonic time before the first program ran
     jobs: tuple[JobRow, ...]

@@ -4,7 +4,8 @@ Where: `cluster.cluster_engine` drives it. Facts that must outlive the service a
 (`queue_rows`); the folder holds facts that Slurm does not report and that may be lost:
 
     <folder>/ended/4711               a job that this service has ended; 4711.1 is a host of it that was given up
-    <folder>/output/slurm-4711.out    output of batch script, boot and agent, from nodes that see this folder
+    <folder>/output/slurm-4711.out    output of the batch script, if its node sees this folder
+    <folder>/output/TAG-0.4711.log    output of host 0's boot and agent, if their node sees this folder
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class SlurmScheduler:
         return [kind.shown for kind in kinds_of(snapshot.nodes, self._tables)]
 
     async def ask(self, order: AllocationOrder) -> None:
-        """Submit jobs for the hosts that no job holds: at first one job for all hosts, later one job for each host.
+        """Submit jobs for hosts that no job holds: one job if these are all hosts of the order, else one for each host.
 
         Raises: EngineError; earlier requests stay.
         """

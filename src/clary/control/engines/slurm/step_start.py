@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 
 def own_folder(base: str) -> str:
-    """Return this user's folder below `base`, of mode 0700. Raises ValueError if another user owns it."""
+    """Return this user's folder below `base`. Raises ValueError if another user owns it, or may enter it."""
     os.makedirs(base, exist_ok=True)
     folder = os.path.join(base, f"clary-{os.getuid()}")
     with contextlib.suppress(FileExistsError):

@@ -58,7 +58,7 @@ def submission_of(
         kinds: kinds of nodes.
         nodes: nodes of the cluster.
         tables: tables of the settings; "*" applies to hosts whose kind Slurm chooses.
-    Raises: EngineError if a kind no longer exists, or hosts cannot be written as options.
+    Raises: EngineError if a kind no longer exists.
     """
     arguments: list[str] = ["--parsable"]
     remarks: list[str] = []

@@ -62,7 +62,7 @@ def holder_of(sight: Sight, jobs: Iterable[JobRow], index: int) -> tuple[JobRow,
 
 
 def member_of(sight: Sight, job: JobRow, index: int) -> Member | None:
-    """Return one host of a job; None while it has no node.
+    """Return one host of a job; None while the job waits for nodes, or its nodes are being prepared.
 
     Args:
         sight: state of the cluster.

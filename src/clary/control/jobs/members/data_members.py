@@ -11,7 +11,7 @@ CHANNEL = 1  # index of the channel in `Use.around`
 
 
 def with_modes(request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a request whose channels all name their input mode: their own, or TrainingInputMode."""
+    """Return a request with TrainingInputMode in channels without InputMode; unchanged if the request lacks it."""
     default = (request.get("AlgorithmSpecification") or {}).get("TrainingInputMode")
     channels = request.get("InputDataConfig")
     if default is None or not channels:

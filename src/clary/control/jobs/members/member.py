@@ -29,7 +29,7 @@ class Site:
     machine_is_trusted: bool = False  # the setting: if true, requested encryption is a warning, no refusal
     free_disk_bytes: int | None = None  # free space of the disk that hosts write to; None if unknown
     place: Place = HERE
-    has_host_networks: bool = True  # whether each job has a network of its own, which its programs can not leave
+    has_host_networks: bool = True  # whether each job has its own network, which it leaves only by the proxy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Rule:
     """Condition under which a member is not honoured, and the sentence about it."""
 
     outcome: Outcome
-    sentence: str  # template with {path}, {value}, {item} and {place.disk}; equal sentences appear once
+    sentence: str  # template with {path}, {value}, {item} and fields of {place}; equal sentences appear once
     when: str = ""  # the condition as a phrase; empty: wherever the member is set
     holds: Condition = is_set
 

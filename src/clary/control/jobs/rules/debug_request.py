@@ -124,7 +124,9 @@ def mirror_plans(request: Mapping[str, Any], documents: Mapping[str, Any], *, jo
     """Return the plans of the folders that are mirrored to S3 while the program runs.
 
     Args:
+        request: a CreateTrainingJob request that was not refused.
         documents: file stem -> document, as programs find them below /opt/ml/input/config; they contain LocalPath.
+        job_name: part of the destination.
     """
     plans = []
     for member, folder in DEBUG_MEMBERS.items():

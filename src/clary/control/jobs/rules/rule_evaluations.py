@@ -1,8 +1,8 @@
 """State of each rule of a job: DebugRuleEvaluationStatuses, ProfilerRuleEvaluationStatuses. Pure.
 
 Where: `transitions` keeps reports on rules in the job's record (`RuleEvaluationChanged`; agents' reports);
-`descriptions`, the command line and the console show `rows_of`. Rules without a report have a row too, because rows
-follow the request.
+`services.job_descriptions`, the command line and the console show `rows_of`. Rules without a report have a row too,
+because rows follow the request.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def evaluation_of(job: TrainingJob, kind: RuleKind, name: str) -> RuleEvaluation
 def with_evaluation(job: TrainingJob, told: RuleEvaluation) -> tuple[RuleEvaluation, ...]:
     """Return the job's evaluations, with `told` in place of the known evaluation of the same rule.
 
-    A rule that has found an issue keeps that status at least until the attempt ends: after IssuesFound only another
-    finding changes the evaluation, and a repeat of the same report does not change its time.
+    A rule that has found an issue keeps that status, in later attempts too: after IssuesFound only another finding
+    changes the evaluation, and a repeat of the same report does not change its time.
     """
     known = evaluation_of(job, told.kind, told.name)
     if known is None:
@@ -98,9 +98,9 @@ def with_facts(job: TrainingJob, facts: HostFacts, now: datetime) -> tuple[RuleE
 def evaluations_of(job: TrainingJob, kind: RuleKind) -> tuple[RuleEvaluation, ...]:
     """Return the state of each rule of the request, in the request's order.
 
-    A rule without a report is in progress as long as the job is; a rule that was in progress when the job ended, and
-    about which no later report arrived, counts as stopped. A rule whose report covers only an ended attempt is in
-    progress too.
+    A rule without a report is in progress as long as the job is; a debugger rule that was in progress when the job
+    ended, and about which no later report arrived, counts as stopped. A profiler rule is in progress until the service
+    has evaluated it after the job's end. A debugger rule whose report covers only an ended attempt is in progress too.
     """
     return tuple(
         _as_it_stands(job, evaluation_of(job, kind, config["RuleConfigurationName"]), kind, config)

@@ -1,8 +1,8 @@
 """Policies of browser uploads: conditions, signed by the owner of a key, on uploads in the owner's name.
 
 Where: `form_upload` uses it once the policy's signature is verified. Pure; the time is passed in.
-The holder of the form sends the policy, which may be any JSON. Each field of the form must be covered by a
-condition and meet it; bucket and key must be covered.
+The holder of the form sends the policy, which may be any JSON. Each field of the form must be covered by a condition
+and meet it, except FREE_FIELDS and fields that begin with `x-ignore-`; bucket and key must be covered.
 Source: Amazon S3 API reference, "POST Policy".
 """
 

@@ -51,7 +51,7 @@ def text(value: object) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with three significant digits."""
+    """Return a number with three significant digits, from 1000 on as a whole number; a hyphen if it is not finite."""
     if not math.isfinite(value):
         return "-"
     if abs(value) >= 1000:
@@ -73,7 +73,7 @@ def span_words(seconds: float) -> str:
 
 
 def chart(title: str, unit: str, lines: Sequence[Line], span: Span, *, most: float | None = None) -> str:
-    """Return a figure: for each series a line of means, with a band from the least to the greatest value.
+    """Return a figure: a line of means for each series, with a band from least to greatest for one or two series.
 
     Args:
         title: heading of the figure.
@@ -81,6 +81,7 @@ def chart(title: str, unit: str, lines: Sequence[Line], span: Span, *, most: flo
         lines: series with labels; colours repeat after eight lines.
         span: the time that the figure shows.
         most: upper end of the scale; None: chosen to fit the values.
+    Returns: HTML, empty if no series has points in the span.
     """
     drawn = [(line.label, thinned(line.points, span)) for line in lines]
     drawn = [(label, points) for label, points in drawn if points]
@@ -104,7 +105,7 @@ def chart(title: str, unit: str, lines: Sequence[Line], span: Span, *, most: flo
 
 
 def box_plot(box: Box, top: float) -> str:
-    """Return a box plot for a table row: whiskers at the 5th and 95th percentile, ticks at the extremes."""
+    """Return a box plot for a table row: whiskers at the 5th and 95th percentile, dots at the extremes."""
     width, middle = 180.0, 9.0
 
     def at(value: float) -> str:
@@ -198,7 +199,7 @@ def thinned(points: Sequence[Point], span: Span, most: int = MOST_POINTS) -> lis
 
 
 def nice_top(peak: float) -> float:
-    """Return a round number that is not below a peak."""
+    """Return a round number that is at least 99.9 % of a peak; 1 for a peak that is not above 0."""
     if not math.isfinite(peak) or peak <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(peak))

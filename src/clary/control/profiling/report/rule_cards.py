@@ -12,7 +12,7 @@ MOST_LINES = 64  # lines of one rule's evidence that are shown
 
 
 def rules(results: Sequence[RuleResult]) -> str:
-    """Return a card for each rule that fires, and one card with a row for each other rule, judged rules first."""
+    """Return a card for each rule that fires, and one card with rows for the other rules, judged rules first."""
     cards = "".join(_rule_card(result) for result in results if result.fires)
     quiet = sorted((result for result in results if not result.fires), key=lambda one: not one.verdict.was_judged)
     rows = "".join(_rule_row(group) for group in _alike(quiet))

@@ -25,9 +25,10 @@ from clary.control.profiling.rules.usage import MIB, usages_of
 from clary.control.series.queries import Point
 
 MOST_HOSTS = 16  # hosts with charts of their own
-MOST_RANKS = 64  # ranks with a strip of their own
+MOST_RANKS = 64  # ranks that are shown, and hosts in the section on time
 MOST_MARKS = 40  # marks in a chart
-# Parts of the ledger with a colour of their own, productive time first; other parts share the last colour.
+# Parts of the ledger that are shown by name, productive time first, then all other parts together; NUM_COLOURS colours
+# are used in turn.
 TIME_PARTS = (
     "productive",
     "lost_to_restart",
@@ -213,7 +214,7 @@ def _straggler(facts: ReportFacts) -> str:
 
 
 def _time_parts(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return the parts that have a colour of their own, in order of the ledger, then all other parts as one."""
+    """Return the parts that TIME_PARTS names, in order of the ledger, then all other parts as one."""
     parts = {name: value for name, value in seconds.items() if name in TIME_PARTS}
     return parts | {"other": sum(value for name, value in seconds.items() if name not in TIME_PARTS)}
 

@@ -83,7 +83,8 @@ class StepOutlier(ProfilerRule):
 class MaxInitializationTime(ProfilerRule):
     """The first step comes late.
 
-    Formula: minutes from the start of the program to the end of its first step > threshold, in some attempt of the job.
+    Formula: minutes from the start of the program to the end of its first step > threshold, in some attempt of the job;
+    without a step, the minutes to the end of the attempt, or to now.
 
     Args:
         threshold: minutes.

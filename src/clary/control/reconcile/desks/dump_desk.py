@@ -40,6 +40,7 @@ class DumpDesk:
 
     Args:
         documents: stored documents of the kind "dumps".
+        clock: measures the time that a request is open.
     """
 
     def __init__(self, documents: NumberedDocuments, *, clock: Clock) -> None:
@@ -80,7 +81,7 @@ class DumpDesk:
         return None if request is None or host in self._answered[job.name, job.attempt] else request
 
     async def take(self, job: TrainingJob, host: str, dump: HostDump) -> None:
-        """Store a dump; an unrequested dump also becomes a request to the job's other hosts.
+        """Store a dump; without an open request, an unrequested dump becomes a request to the job's other hosts.
 
         Raises: WireError 404 for an answer to a request that this attempt and host do not have.
         """

@@ -5,7 +5,6 @@ profiles; the page `profile` of a job reads them. The newest `NUM_KEPT` profiles
 contains the request (KeptRequest), one HostProfile per host, and the summary. Traces are files, because a trace may
 have hundreds of megabytes.
 
-
     <home>/profiles/JOB/NUMBER/rank-R.trace.json.gz    unchanged, from the rank
     <home>/profiles/JOB/NUMBER/request.json, HOST.json    copies of the documents, for `clary.control.traces`
     <home>/profiles/JOB/NUMBER/summary.json, merged.trace.json.gz    written by `clary.control.traces`
@@ -70,6 +69,7 @@ class ProfileDesk:
     Args:
         documents: stored documents of the kind "profiles".
         folder: contains one folder per job, for traces.
+        clock: dates requests, and measures the time that a request is open.
     """
 
     def __init__(self, documents: NumberedDocuments, folder: Path, *, clock: Clock) -> None:
@@ -89,6 +89,10 @@ class ProfileDesk:
         While a profile is being taken, an equal request returns the existing request.
 
         Args:
+            job: a job with hosts.
+            window: steps or seconds to profile.
+            reason: reason of the request, for users.
+            ranks: ranks to profile; empty for all.
             waits: whether the profile waits without a limit for its first step or start time; otherwise it waits at
                 most `MAX_WAIT_S`.
         Raises: WireError while a different profile is being taken; JobNotFound for a job that was deleted.
@@ -135,7 +139,7 @@ class ProfileDesk:
         return request
 
     async def cancel(self, job: TrainingJob) -> KeptRequest | None:
-        """End a job's newest open profile early, keeping its records; return its request, or None without a profile."""
+        """End a job's newest incomplete profile early, keeping its records; return its request, or None without one."""
         present = self._wanted.get((job.name, job.attempt))
         own = self._own_request(job)
         if present is None and own is not None and await self.summary(job.name, own.number) is None:
@@ -232,7 +236,7 @@ class ProfileDesk:
         return folder
 
     async def is_ready(self, job: TrainingJob | None, request: KeptRequest) -> bool:
-        """Whether a profile is complete: every host has sent its final report, or is given up."""
+        """Whether a profile is complete: each host has sent its final report or is given up, or the attempt is over."""
         if job is None or job.is_terminal or job.attempt != request.attempt:
             return True
         since_s = self._since_s.setdefault((job.name, request.number), self._clock.monotonic())
@@ -240,7 +244,7 @@ class ProfileDesk:
         return (not request.is_open_ended and age_s > ANSWER_S) or await self._is_whole(job, request)
 
     def close_request(self, job_name: str, number: int) -> None:
-        """Close the request of a profile that was summarised."""
+        """Close the request of a profile that is about to be summarised, or was removed."""
         self.open.pop((job_name, number), None)
         self._since_s.pop((job_name, number), None)
 

@@ -61,7 +61,11 @@ async def keep_profiles(
     Profiles are requested while their job has hosts, so without jobs and open profiles there is no work.
 
     Args:
+        desk: the profiles.
+        hub: knows the live jobs.
         stored_job: returns an ended job.
+        objects: stores the files below S3OutputPath.
+        interval_s: seconds between two passes.
     """
     await desk.load()
     while True:
@@ -122,7 +126,7 @@ async def look_at(folder: Path, *, limit_s: float = LIMIT_S) -> str:
 
 
 async def _store(folder: Path, s3_path: str, name: str, number: int, objects: ObjectWriter) -> None:
-    """Upload all files of a profile below <S3OutputPath>/<job>/profiler-output/framework/."""
+    """Upload a profile's files below <S3OutputPath>/<job>/profiler-output/framework/<number>/, except large ones."""
     place = urlsplit(s3_path)
     prefix = "/".join(part for part in (place.path.strip("/"), name, "profiler-output/framework", str(number)) if part)
     for file in await asyncio.to_thread(_files, folder):

@@ -85,6 +85,8 @@ class RehearsalDesk:
 
     Args:
         shelf: keeps the rehearsals.
+        hub: knows the rehearsals' jobs, and stops them.
+        clock: gives the times of records.
         home: the service's state folder, where the command finds the service.
         grace_s: time in seconds that programs get to exit when their job is stopped.
         command: command line that runs `clary`.

@@ -261,7 +261,7 @@ class AgentGateway:
         )
 
     async def take_dump(self, job: TrainingJob, host: str, dump: HostDump) -> None:
-        """Store a host's dump. Raises: WireError 404 for a dump whose request is no longer open.
+        """Store a host's dump. Raises: WireError 404 for an answer to a request that this attempt and host do not have.
 
         Args:
             job: the job returned by `authorize`.

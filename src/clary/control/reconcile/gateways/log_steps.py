@@ -1,6 +1,6 @@
 """The training step in a log line, so that values found in the line can be drawn over steps. Pure.
 
-Where: `reconcile.gateways.agent_gateway` calls it for lines in which agents found metrics.
+Where: `log_metrics` calls it for lines in which agents found metrics.
 
 Lines may be hostile and long: only their beginning is searched, with patterns that take linear time.
 """

@@ -51,7 +51,8 @@ async def reclaim(services: Services, job: TrainingJob, body: Any) -> dict[str, 
         body: `host`, whose capacity is reclaimed (default: the first host), and `grace_s` (default: setting
             `stop_grace_s`).
 
-    Raises: WireError 400 for a job that is not on spot capacity, that has no hosts, or that is already ending.
+    Raises: WireError 400 for an invalid body, and for a job that is not on spot capacity, that has no hosts, or that is
+        already ending; 404 for an unknown host.
     """
     if not isinstance(body, dict):
         raise WireError("ValidationException", f"expected a JSON object with host and grace_s, got {str(body)[:80]!r}")

@@ -1,7 +1,7 @@
 """Identification of people: by token from the command line, or by the console's cookie from a browser.
 
-Where: `authorization` calls it for each request to a route of the owner. Token and cookie permit the same routes, but
-one-time codes need the token. The code behind the routes does not handle cookies.
+Where: `authorization` calls it for each request to a route of the owner, or of anybody. Token and cookie permit the
+same routes, but one-time codes need the token. The code behind the routes does not handle cookies.
 
 Browsers also send cookies with requests caused by other sites. So a change (any method but GET and HEAD) needs two
 proofs that a page of another origin can not give: the session's CSRF value in a header, and the service's own origin.
@@ -35,9 +35,9 @@ class Access:
         self._admin_token = admin_token
 
     def session_of(self, request: HttpRequest) -> Session | None:
-        """Return the session of a request; None without a valid cookie.
+        """Return the session of a request; None without a valid cookie, and for a request with an Authorization header.
 
-        Raises: WireError 403 for a change from a page of another origin.
+        Raises: WireError 403 for a change from a page of another origin, and for a change by cookie without an origin.
         """
         if request.header("authorization") is not None:
             # a page of another origin cannot send this header without a preflight; the caller checks the token

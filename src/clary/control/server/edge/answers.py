@@ -1,4 +1,4 @@
-"""Requests with ids, and the answers that the listener makes without a handler.
+"""Requests with ids, handlers' answers as responses, and the refusals that the listener makes itself.
 
 Where: `listener` uses them.
 """

@@ -1,6 +1,6 @@
 """Budget for the bytes of bodies in memory at once, of each client and of all clients.
 
-Where: `bodies` charges bytes as they arrive and returns them when the request is answered. Pure.
+Where: `bodies` charges bytes as they arrive; the listener returns them when the request is answered. Pure.
 
 The first bytes of each body are free, because the number of connections bounds them. So an ordinary request is accepted
 while another client uses up the budget with large requests.

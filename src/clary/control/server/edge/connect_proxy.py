@@ -4,10 +4,10 @@ Where: `clary env --tls` sets HTTPS_PROXY to it, so that https://sts.<region>.am
 port without a change to other shells or files of the user. Programs inside hosts, which have no other route, reach it
 through their relay. It answers CONNECT, and requests with an http:// URL:
 
-    names that the certificate covers -> the TLS port
+    names that the certificate covers -> the TLS port, by CONNECT alone
     every other name of AWS           -> refused: no request for AWS leaves the machine
     everything else                   -> targets that `egress.policy` allows a client on this machine: port 443 of the
-                                         internet, and setting `reachable_networks`
+                                         internet by CONNECT, setting `reachable_networks`, and package indexes
 
 [Note: a refusal looks at nothing] A name is resolved once, all its addresses are checked before a connection is opened,
 and the connection uses a checked address. The proxy refuses a target without testing whether a server listens there, so
@@ -40,7 +40,7 @@ from clary.control.server.edge.connection_table import OWN_ADDRESSES, Connection
 log = logging.getLogger(__name__)
 
 HEAD_TIMEOUT_S = 10.0  # limit for a client's whole request head
-CONNECT_TIMEOUT_S = 10.0  # limit for the lookup of a name and the tries of all its addresses
+CONNECT_TIMEOUT_S = 10.0  # limit for the lookup of a name, and again for the tries of all its addresses
 IDLE_TIMEOUT_S = 900.0  # limit without a byte in either direction; longer than any pause in an upload of results
 MAX_HEAD_BYTES = 16 * 1024
 MAX_CONNECTIONS = 512  # concurrent ones, with or without a tunnel; each takes two descriptors
@@ -230,7 +230,7 @@ def _job_address(writer: asyncio.StreamWriter) -> str:
 
 
 def _is_from_here(writer: asyncio.StreamWriter) -> bool:
-    """Whether the client is on this machine: both ends of the connection have the same address, or one is loopback."""
+    """Whether the client is on this machine: its address is loopback, or equals that of the connection's other end."""
     peer = _address(writer, "peername")
     return peer.is_loopback or peer == _address(writer, "sockname")
 

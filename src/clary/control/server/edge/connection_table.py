@@ -1,11 +1,11 @@
 """Decides which connections may be open at once, and which connection is evicted for a new one.
 
-Where: `connections` calls it when a connection arrives, and closes the evicted connection. Pure: keys represent
-connections.
+Where: `connections` and `connect_proxy` call it when a connection arrives, and close the evicted connection. Pure: keys
+represent connections.
 
 Half of all places are for this machine's own address. All other addresses, also those of jobs, share the other half, of
 which one address gets at most half. So strangers and jobs cannot use up the owner's places. A connection may be evicted
-while it serves no known client: it is idle, its request is incomplete, or its client has not read a refusal. The
+while it serves no known client: it is idle, its request is incomplete, or its client has not read an answer yet. The
 connection that has been in this state the longest is evicted first. So a client that sends its request a byte at a time
 is evicted for the next client.
 """

@@ -52,7 +52,7 @@ class GuardedServer(web.Server):
             _log.warning("%s (one such line in %g s is logged)", text, LOG_EVERY_S)
 
     async def abort_remaining(self, transports: Sequence[asyncio.Transport]) -> None:
-        """Wait `CLOSE_S` until all connections are closed, then abort the remaining ones without unsent bytes.
+        """Wait until all connections are closed, at most `CLOSE_S`, then abort the remaining ones without unsent bytes.
 
         An answer that a slow client still reads is sent on until the process ends.
 

@@ -19,7 +19,9 @@ class HostNames:
 
     Args:
         own: names of the service itself, in upper or lower case; clients may put a bucket in front of each.
-        others: names of AWS that resolve to the service; a leading `*.` stands for one or several labels.
+        others: names of AWS that resolve to the service.
+
+    A leading `*.` of a name stands for one or several labels.
     """
 
     def __init__(self, own: Iterable[str], others: Iterable[str] = ()) -> None:
@@ -50,7 +52,7 @@ class HostNames:
         )
 
     def bucket_of(self, host: str) -> str | None:
-        """Return the text in front of one of the service's own names, as in `bucket.localhost:4570`."""
+        """Return the text in front of one of the service's own names, as in `bucket.localhost:4570`; else None."""
         name = _name_of(host)
         if name in self._exact or _is_number(name):
             return None

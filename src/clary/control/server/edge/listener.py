@@ -12,10 +12,11 @@ Where: outermost part of the service. Below it: `clary_handler` (agents and the 
 S3 comes first because a bucket may be called `clary`.
 
 A handler's gate decides by a request's head whether its body is read. It is read if the client is known or names a
-known key.
+known key; of other clients, only a small body for a route that is open to everybody.
 
 No request can crash the service: an error that a handler does not catch becomes a 500 with the request's id, and its
-traceback is logged. Broken HTTP is answered by the HTTP library with 400 before any handler sees it.
+traceback is logged; a temporary failure becomes a 503 (`passing_troubles`). Broken HTTP is answered by the HTTP library
+with 400 before any handler sees it.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def is_internal(request: web.BaseRequest) -> bool:
 
 
 def is_signed_for_s3(request: web.BaseRequest) -> bool:
-    """Whether the scope of the signature, in headers or query, is S3's."""
+    """Whether a request has a signature for S3, in headers or query: by its scope, or of version 2."""
     authorization = request.headers.get("Authorization")
     if authorization is not None:
         # Signatures of version 2 begin like this; only the S3 front handles them (it refuses them in headers).

@@ -1,6 +1,7 @@
 """Sign-in to the console, and sign-out.
 
-Where: `route_table` names these functions; `authorization` has checked cookie, origin and CSRF value before the call.
+Where: `route_table` names these functions; `authorization` has checked cookie and origin before the call, and for
+DELETE also the CSRF value.
 
     POST   /clary/v1/session       {"token": "..."} or {"code": "..."} -> Set-Cookie; {"user", "is_admin", "csrf", ...}
     GET    /clary/v1/session       -> likewise without a new cookie, or 401

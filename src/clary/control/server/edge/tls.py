@@ -43,7 +43,7 @@ class TlsFiles:
 
 
 def service_names(region: str) -> frozenset[str]:
-    """Return the AWS host names that the service's certificate covers: STS in every region, others in `region`."""
+    """Return the AWS names on the certificate: STS in every region, others in `region` and without a region."""
     regional = {f"{service}.{region}.amazonaws.com" for service in SERVICE_HOSTS}
     everywhere = {f"{service}.amazonaws.com" for service in SERVICE_HOSTS}
     # Old clients do not know the endpoint variable and put the bucket into the host name.

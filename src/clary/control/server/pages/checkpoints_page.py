@@ -21,7 +21,7 @@ from clary.control.objects.checkpoint_verification import SetTarget, verify_sets
 from clary.control.objects.store_client import StoreClient
 from clary.control.server.verification_runs import VerificationRuns
 
-_SET_NUMBER = re.compile(r"[0-9]{1,8}")  # number of digits in a manifest's key
+_SET_NUMBER = re.compile(r"[0-9]{1,8}")  # at most as many digits as in a manifest's key
 
 
 class CheckpointPages:
@@ -91,7 +91,7 @@ def choose(
         job: name of the job, for error messages.
         host: only this host's sets; None for all hosts.
         number: number of the sets, as in the query; None for the newest set of each host.
-    Raises: WireError NotFound naming the sets that exist.
+    Raises: WireError NotFound naming the hosts or sets that exist; ValidationException for a malformed number.
     """
     if number is not None and not _SET_NUMBER.fullmatch(number):
         raise WireError("ValidationException", f"set must be the number of a set, got {number[:20]!r}")
@@ -124,8 +124,7 @@ def choose(
 def checkpoint_facts(job: TrainingJob) -> dict[str, Any]:
     """Return host -> the last report of its mirroring, as plain data; hosts without a report are omitted.
 
-    Reports of past attempts are used for hosts that have no report now, since a job that waits for a retry has no
-    hosts.
+    Reports of past attempts are used for hosts that do not exist now, since a job that waits for a retry has no hosts.
     """
     facts_of: dict[str, Any] = {}
     for attempt in job.past_attempts:

@@ -33,7 +33,7 @@ from clary.control.wire.messages import HttpRequest
 MODEL, OUTPUT, CODE, CHECKPOINT = "model", "output", "code", "checkpoint"
 VALID_S = 600
 MOST_FILES = 200  # maximum number of links for one job; `clary cp` copies any number of files
-MOST_COUNTED = 10_000  # counting takes at most ten requests to the store
+MOST_COUNTED = 10_000  # counting takes about ten requests to the store, more if there are many checkpoint sets
 
 
 @dataclass(frozen=True, kw_only=True)

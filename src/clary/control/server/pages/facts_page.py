@@ -1,6 +1,6 @@
 """The page of a job with all its facts, and the page of its launch plan.
 
-Where: `clary describe`, `clary jobs` and the console request them.
+Where: `clary describe`, `clary pools` and the console request the first, `clary plan` the second.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from clary.control.jobs.training_job import TrainingJob
 
 
 def health_page(job: TrainingJob) -> dict[str, Any]:
-    """Return the findings of the current attempt's hosts, or else of the last attempt's, with the diagnosis."""
+    """Return the findings of the current attempt's hosts with the diagnosis, and why past attempts ended."""
     plan = job.plan or {}
     findings = findings_of(job)
     return {

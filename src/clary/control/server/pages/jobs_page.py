@@ -4,14 +4,14 @@ Where: the answer to /clary/v1/jobs.
 
     ?search=word         in name, statuses, state, instance type, failure reason and reason to wait; ignores case
     &status=InProgress   of this status only
-    &state=Queued        of this state only: Queued, Starting, Running, or a finished job's status
+    &state=Queued        of this state only: Queued, Starting, Running, Stopping, or a finished job's status
     &sort=created        or name, status, duration
     &order=desc          or asc; by default newest first, names from A, and states in the order of a job's life
     &limit=100&after=... number of jobs, and the last page's `next`
     &skip=9000           skips this number of jobs, for far scrolling
 
 Each job has its `state`, which `states` counts; `queue` of a queued job has its place, the reason of its wait, and an
-estimate of its start. `duration_s` is from start to end, null for a job that has not started.
+estimate of its start. `duration_s` is from start to end, or until now; null for a job that has not started.
 Times are ISO 8601 in UTC, as on a job's own page. NaN and infinite values are null.
 """
 

@@ -11,12 +11,14 @@ Where: the answer to jobs/NAME/log-lines.
     {"lines": [{"at_ms", "host", "rank", "text", "cursor"}], newest first in any case
      "next": cursor for `before`; null without older lines
      "previous": cursor for `after`
-     "searched_until": milliseconds at which the search stopped to answer in time; the cursor continues it; else null
+     "searched_until": milliseconds at which the search stopped to answer in time, or because the page was
+          large; the cursor continues it; else null
      "is_over", "hosts"
      "num_lines": number of unexpired lines of the requested hosts, whatever the search and the rank}
 
-A cursor is the time, host and number of a line: it stays valid, and works with every filter. `previous` also contains
-the number of seen lines of each host, so that a client that follows a job misses no line that a host sends late.
+A cursor is the time, host and number of a line: it stays valid, and works with every filter. `previous` of a request
+without `before` also contains the number of seen lines of each host, so that a client that follows a job misses no line
+that a host sends late.
 """
 
 from __future__ import annotations

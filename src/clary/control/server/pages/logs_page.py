@@ -25,7 +25,7 @@ _MOMENT = re.compile(r"[0-9]{1,15}")  # digits of milliseconds since 1970
 async def logs_page(services: Services, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
     """Return the next lines of every wanted stream. Raises: WireError with the status to send.
 
-    `sure_until_ms` is None if the answer contains all lines so far; else lines after this time may be missing.
+    `sure_until_ms` is None if the answer contains all lines so far; else lines of this time and later may be missing.
 
     Args:
         services: store the logs.

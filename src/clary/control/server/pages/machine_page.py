@@ -1,6 +1,6 @@
 """Facts of the machine that hosts share: its resources, the free part, and the part that jobs hold.
 
-Where: `hosts_page` contains them. Each request reads the current values, using /proc, and stores nothing.
+Where: `hosts_page` contains them, `capacity_page` some of them. Each request reads the current values, using /proc.
 
     {"num_cpus", "cpu_free_percent", "memory_bytes", "memory_free_bytes", "num_gpus", "gpus_held",
      "disk_bytes", "disk_free_bytes", "disk_place",

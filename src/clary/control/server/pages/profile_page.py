@@ -58,7 +58,7 @@ async def profile_page(services: Services, job: TrainingJob, query: Mapping[str,
         services: store the profiles.
         job: job of the profiles, which may have ended.
         query: `number` and `file`; both may be missing.
-    Raises: WireError 404 if there is no such profile.
+    Raises: WireError 404 if there is no such profile or file, 400 for a file that is too large for one answer.
     """
     desk = services.profiles
     numbers = await desk.numbers(job.name)

@@ -1,11 +1,11 @@
 """Masks likely secrets in a job's request and plan, for pages that a browser shows.
 
-Where: `clary_handler`, for routes that hide secrets from a session (request, plan, dump), and the comparison of jobs.
-The command line shows these values to their owner; other people may see a browser's screen.
+Where: `clary_handler`, for routes that hide secrets from a session (request, plan, dump, tuning), and the comparison of
+jobs. The command line shows the values of these routes to their owner; other people may see a browser's screen.
 
-Values under names that the user chose are hidden if the name contains SECRET, PASSWORD or CREDENTIAL; or KEY or TOKEN,
-unless the value is a plain number or the name is about a tokenizer. A password within a URL, and the value after a flag
-of such a name, are always hidden.
+Values under names that the user chose are hidden if the name contains SECRET, PASSW, CREDENTIAL, PRIVATE_KEY or
+API_KEY; or KEY or TOKEN, unless the value is a plain number or a truth value, or the name is about a tokenizer. The
+same rules hide the value after a flag of such a name. A password within a URL is hidden everywhere.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ MAX_KEPT = 256  # cached answers
 MS_PER_S = 1000
 SPANS_MS = ((120_000, 5_000), (1_800_000, 30_000))  # (length of the span, step between its moments)
 MOST_MOMENTS = 24  # number of newest moments that are used
-MANY_RANKS = 256  # with more ranks, each moment of the chart is four times as long
+MANY_RANKS = 256  # with more ranks, each moment of the longer span is four times as long
 _NAMES = (
     "rank-*/step_s,rank-*/data_wait_s,rank-*/forward_s,rank-*/backward_s,rank-*/communication_s,rank-*/optimizer_s,"
     "host/cpu_throttled_time_percent,host/network_r*"

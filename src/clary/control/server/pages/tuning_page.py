@@ -15,7 +15,7 @@ The page of a tuning job has the members of its row, the members of `tuning_fact
      "importance": {hyperparameter: share}, or null and "importance_why"}
 
 The console polls every few seconds, so facts that can not change are cached: rows of ended tuning jobs, and importance
-shares until another trial ends.
+shares until another trial ends with a value.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class TuningPages:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._rows: dict[tuple[str, str], dict[str, Any]] = {}  # rows of ended tuning jobs
-        self._importance: dict[tuple[str, str], tuple[int, Importance]] = {}  # (number of ended trials, shares)
+        self._importance: dict[tuple[str, str], tuple[int, Importance]] = {}  # (number of values, shares)
 
     async def listed(self) -> dict[str, Any]:
         """Return the newest tuning jobs, the newest first."""

@@ -82,7 +82,7 @@ async def delete_trial_component(call: Call) -> Mapping[str, Any]:
 async def list_trial_components(call: Call) -> Mapping[str, Any]:
     """List summaries of components: of all, or of the components of an experiment, a trial or a job.
 
-    Raises: WireError(ValidationException).
+    Raises: WireError(ValidationException), WireError(ResourceNotFound).
     """
     filters = {name: call.params.get(name) for name in ("ExperimentName", "TrialName", "SourceArn")}
     given = [name for name, value in filters.items() if value is not None]

@@ -44,8 +44,8 @@ class Placing:
 async def place(call: Call, request: Mapping[str, Any]) -> Placing | None:
     """Return the experiment and trial that the request's ExperimentConfig names; None without ExperimentConfig.
 
-    Raises: WireError(ValidationException) for an experiment or trial that does not exist, or that do not belong
-        together.
+    Raises: WireError(ValidationException) for an experiment, trial or run that does not exist, and for an experiment
+        and a trial that do not belong together.
     """
     config = request.get("ExperimentConfig")
     if not config:

@@ -1,8 +1,8 @@
 """Search over training jobs, tuning jobs, experiments, trials and trial components.
 
 Where: records have the members of their Describe operations, with tags and parents, and are filtered one by one
-(`search_filters`). If the expression requires the name of a job, component, trial or experiment, only that record is
-read.
+(`search_filters`). If the expression requires the name of a job, tuning job, component, trial or experiment, only that
+record is read.
 """
 
 from __future__ import annotations

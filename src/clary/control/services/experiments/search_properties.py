@@ -1,7 +1,7 @@
 """Check of the properties that a search names: properties of the resource's structure in SearchRecord. Pure.
 
 Where: `search_calls` checks a request with this before it reads records. A filter on an unknown property would match no
-record, or with NotExists every record, without an error.
+record, or with NotEquals and NotExists every record, without an error.
 Source: Filter ("You must specify a valid property for the resource"), VisibilityConditions and SearchRecord (API
 reference).
 """

@@ -53,7 +53,7 @@ async def delete_trial(call: Call) -> Mapping[str, Any]:
 async def list_trials(call: Call) -> Mapping[str, Any]:
     """List summaries of all trials, of an experiment's trials, or of the trials that contain a component.
 
-    Raises: WireError(ValidationException).
+    Raises: WireError(ValidationException), WireError(ResourceNotFound).
     """
     experiment, component = call.params.get("ExperimentName"), call.params.get("TrialComponentName")
     if experiment is not None and component is not None:

@@ -35,7 +35,7 @@ _STATISTICS: Mapping[str, Callable[[Summary], float]] = {
 async def batch_put_metrics(call: Call) -> Mapping[str, Any]:
     """Store values of a component.
 
-    Raises: WireError(ResourceNotFound).
+    Raises: WireError(ResourceNotFound); WireError(ValidationException) for a number that is no time.
     """
     name = call.params["TrialComponentName"]
     values = [

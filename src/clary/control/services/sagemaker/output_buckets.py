@@ -21,7 +21,8 @@ async def require_output_buckets(call: Call, request: JobRequest, *, before: Job
         call: call that creates or updates the job.
         request: the job's request.
         before: the job's request before an update; its buckets were checked already.
-    Raises: WireError(ValidationException) for a bucket that does not exist and is not created.
+    Raises: WireError(ValidationException) for an invalid name, and for a bucket that does not exist and is not created;
+        ObjectStoreError if the store does not answer or fails.
     """
     objects, url = call.services.objects, call.services.settings.s3_endpoint_url
     looked_for = () if before is None else output_buckets(before)

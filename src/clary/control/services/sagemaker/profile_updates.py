@@ -22,7 +22,7 @@ async def follow(services: Services, job: TrainingJob, config: Mapping[str, Any]
 
     Args:
         config: ProfilerConfig of the update; None if it has no ProfilerConfig.
-    Raises: WireError while another profile of the job is being taken.
+    Raises: WireError while a different profile of the job is being taken.
     """
     if config is None or job.is_terminal:
         return

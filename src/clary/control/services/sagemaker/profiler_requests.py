@@ -24,7 +24,7 @@ Rules = Sequence[Mapping[str, Any]]
 
 
 def check_profiler(request: Mapping[str, Any]) -> None:
-    """Refuse invalid intervals and S3 paths, and rules of the same name.
+    """Refuse invalid intervals and S3 paths, rules of the same name, and more than `MAX_RULES` rules.
 
     Raises: WireError(ValidationException).
     """

@@ -36,7 +36,8 @@ from clary.control.settings import Settings
 from clary.control.store.errors import JobExists
 from clary.control.tuning.tuning_job import Trial
 
-# Members of the stored request that UpdateTrainingJob changes; in a structure, only the given members.
+# Members of the stored request that UpdateTrainingJob changes, besides the keep-alive period in ResourceConfig; in a
+# structure, only the given members.
 UPDATABLE_MEMBERS = ("ProfilerConfig", "ProfilerRuleConfigurations", "RemoteDebugConfig")
 
 NOT_FOUND = "Requested resource not found."
@@ -46,13 +47,16 @@ RELEASE_WAIT_S = 20.0  # longest wait for the release of an ended job's hosts be
 async def create_training_job(call: Call) -> Mapping[str, Any]:
     """Check a request as a whole and store the job, which has not started when this returns.
 
-    Raises: WireError(ResourceInUse).
+    Raises: WireError: ResourceInUse for a name in use; other codes for a request that is refused.
     """
     return await store_training_job(call)
 
 
 async def check_training_job(call: Call) -> None:
-    """Refuse a request that `create_training_job` would refuse; store nothing. Raises: WireError."""
+    """Refuse a request that `create_training_job` would refuse; store no job. Raises: WireError.
+
+    Name, tags and ExperimentConfig are not checked. Missing output buckets are created, as by `create_training_job`.
+    """
     request: Mapping[str, Any] = {name: value for name, value in call.params.items() if name != "Tags"}
     validation.check(request, _site(call))
     check_profiler(request)
@@ -125,7 +129,7 @@ async def store_training_job(
 
 
 def _admit(call: Call, request: Mapping[str, Any]) -> tuple[Mapping[str, Any], Admitted]:
-    """Return the request with its first instance preference that can run on this machine, and the notes on it."""
+    """Return the request with its first instance preference that can run here, and the notes on it."""
     refusal: WireError | None = None
     for candidate in instance_choice.candidates(request):
         try:
@@ -246,9 +250,9 @@ def _updated_request(job: TrainingJob, wanted: Mapping[str, Any]) -> Mapping[str
 
 
 async def delete_training_job(call: Call) -> Mapping[str, Any]:
-    """Delete an ended job, with its logs, dumps, rehearsals and tags; its results in S3 stay.
+    """Delete an ended job, with its logs, dumps, profiles, rehearsals and tags; its results in S3 stay.
 
-    Raises: WireError(ValidationException).
+    Raises: WireError(ValidationException); WireError(ResourceInUse) if its hosts are still being released.
     """
     job = await _released_job(call)
     async with call.services.hub.deletion:

@@ -50,7 +50,7 @@ async def outcome_of(services: Services, job: TuningJob, trial: Trial, training:
 async def curve_of(
     services: Services, training: TrainingJob, metric: str, *, is_live: bool = False
 ) -> tuple[float, ...]:
-    """Return the finite values of the objective that a training job has reported, in order.
+    """Return the finite values of the objective that a training job has reported, in order; the first `MOST_VALUES`.
 
     Args:
         services: parts of the service.

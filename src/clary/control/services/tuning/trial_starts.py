@@ -91,7 +91,7 @@ class TrialStarter:
         return trial
 
     async def _next_number(self, job: TuningJob, trials: Sequence[Trial]) -> int:
-        """Return the next trial's number; skip numbers of training jobs whose trials' records are quarantined."""
+        """Return the next trial's number; skip numbers of training jobs that exist without a readable trial record."""
         number = 1 + max((trial.number for trial in trials), default=0)
         try:
             while await self._services.find_job(trial_name(job, number)) is not None:

@@ -33,7 +33,7 @@ SEED_BITS = 31
 async def create_tuning_job(call: Call) -> Mapping[str, Any]:
     """Check a request as a whole, training jobs included, and store the tuning job, without starting a trial.
 
-    Raises: WireError(ResourceInUse, ValidationException, ResourceLimitExceeded).
+    Raises: WireError(ResourceInUse, ResourceNotFound, ValidationException, ResourceLimitExceeded).
     """
     raw: Mapping[str, Any] = {name: value for name, value in call.params.items() if name != "Tags"}
     tags = check_tags(call.params.get("Tags") or ())

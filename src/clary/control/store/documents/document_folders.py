@@ -24,12 +24,13 @@ _log = logging.getLogger(__name__)
 async def take_over(folder: Path, documents: NumberedDocuments, *, first: str, keeps_files: bool = False) -> int:
     """Store the documents of a folder that the database lacks; return how many numbers were stored.
 
-    The files of a number are stored together and removed afterwards; if the service is killed in between, its next
-    start completes the work. Files of jobs that a restored database does not have are moved to
+    The files of a number are stored together, and removed afterwards unless `keeps_files`; if the service is killed in
+    between, its next start completes the work. Files of jobs that a restored database does not have are moved to
     `<home>/set-aside/KIND/`.
 
     Args:
         folder: holds one folder per job; it may be missing.
+        documents: the database's documents of this kind.
         first: stem of the file that every valid number has.
         keeps_files: whether files stay, because the folder also has files other than documents.
     Raises: StoreError if the database fails; then the files stay.

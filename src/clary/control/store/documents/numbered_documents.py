@@ -52,7 +52,7 @@ class NumberedDocuments:
             job_name: a stored job.
             number: at least 0.
             documents: name -> JSON value.
-            keep: how many of the job's newest numbers stay besides `number`; None keeps all.
+            keep: how many of the job's newest numbers stay; None keeps all. `number` stays in any case.
         Raises: JobNotFound.
         """
         key = {"job_name": job_name, "kind": self._kind, "number": number}

@@ -36,7 +36,7 @@ class LogIndex:
     first_at_ms: int | None = None
     last_at_ms: int | None = None
     last_ingestion_ms: int | None = None
-    block_sequences: array[int] = field(default_factory=_numbers)  # time of each block's first record
+    block_sequences: array[int] = field(default_factory=_numbers)  # number of each block's first record
     block_offsets: array[int] = field(default_factory=_numbers)
     block_times_ms: array[int] = field(default_factory=_numbers)
 

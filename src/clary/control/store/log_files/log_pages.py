@@ -5,7 +5,7 @@ time). Both work on views of streams, so lines that arrive meanwhile do not dist
 
 GetLogEvents always returns both tokens. A token names a position between two lines: `f/...` continues after it, `b/...`
 before it. A page without new lines returns the request's token, and the same token yields new lines once they exist.
-Source: AWS API reference, GetLogEvents and FilterLogEvents; docs/design/contract.md section 4.
+Source: AWS API reference, GetLogEvents and FilterLogEvents.
 """
 
 from __future__ import annotations

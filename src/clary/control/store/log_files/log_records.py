@@ -148,6 +148,7 @@ def scan(read: Reader, *, start: int, size: int, path: str) -> Iterator[ScannedR
         read: returns up to `count` bytes at an offset.
         start: offset of a record.
         size: size of the file.
+        path: path of the log file, for the error.
 
     Raises: StreamDamaged at a damaged record that is not torn.
     """

@@ -26,6 +26,7 @@ class LogScan:
     Args:
         prefix: prefix of the streams' names.
         within: the range of time.
+        steps: iterator from `steps_of`; None before the first slice.
     """
 
     prefix: str

@@ -1,7 +1,8 @@
 """Values that programs report for a trial component, with steps, and their summaries.
 
-Where: `services.experiments.values` stores and reads them. Values of a training job's own component are in the table of
-job metrics, together with the values of metric definitions; `of_job` selects the table.
+Where: `services.experiments.value_calls` stores and reads them, `services.experiments.summaries` reads their summaries.
+Values of a training job's own component are in the table of job metrics, together with the values of metric
+definitions; `of_job` selects the table.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@
     handshake      the proof of membership; `conversation` runs it over a socket
     words          the messages of ranks that are ready or give up
     segment        memory that the ranks of a host share
+    deadline       one deadline for all steps
+    streams        plain sockets between ranks, for callers with their own protocol
 
 Why in Python: docs/design/smddp.md.
 """

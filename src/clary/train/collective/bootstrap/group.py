@@ -9,9 +9,9 @@ Where: `communicator.open_group`, the torch adapter and `streams` call `connect_
 4. The first rank of a host makes the shared memory; every rank notifies all others that it is ready (`words`).
 5. Listeners are closed, records deleted.
 
-All steps have one limit, CLARY_COLLECTIVE_CONNECT_TIMEOUT_S. A rank that fails writes the reason into its record and
-sends it to its connected ranks. Trust: without CLARY_COLLECTIVE_SECRET, every reader of the store can join the group,
-and every writer can misdirect ranks.
+All steps have one limit, CLARY_COLLECTIVE_CONNECT_TIMEOUT_S. A rank that fails writes the reason into its record;
+before it has reported that it is ready, it also sends the reason to its connected ranks. Trust: without
+CLARY_COLLECTIVE_SECRET, every reader of the store can join the group, and every writer can misdirect ranks.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ _ANY_PORT = 9  # "discard": connecting a datagram socket sends nothing
 def host_identity(settings: CollectiveSettings, rank: int) -> str:
     """Return a text that is equal only for ranks that can share memory.
 
-    It contains boot id, network namespace (to which abstract Unix sockets belong), user namespace and user, and the
-    machine's name, because copies of one virtual machine may share all other parts. If memory cannot be shared by
-    descriptor, each rank counts as a host of its own, and its traffic uses loopback.
+    It contains the word of CLARY_COLLECTIVE_HOST, the machine's name, boot id, network namespace (to which abstract
+    Unix sockets belong), user namespace and user. Copies of one virtual machine may differ only in the name. If memory
+    cannot be shared by descriptor, each rank counts as a host of its own, and its traffic uses loopback.
     """
     parts = [settings.host, socket.gethostname()]
     if HAS_SHARED_MEMORY:
@@ -52,8 +52,9 @@ def own_address(settings: CollectiveSettings) -> str:
     """Return the address, IPv4 or IPv6 as text, on which this rank listens.
 
     In this order: the address of CLARY_COLLECTIVE_INTERFACE; of the first existing interface in the variables of other
-    libraries; the source address of packets to MASTER_ADDR; the hostname's address. Loopback is used only if
-    MASTER_ADDR is loopback or there is no other address, since /etc/hosts often maps the hostname to loopback.
+    libraries; the source address of packets to MASTER_ADDR; the hostname's address; the first other interface's
+    address. Loopback is used only if MASTER_ADDR is loopback or there is no other address, since /etc/hosts often maps
+    the hostname to loopback.
     Raises: BootstrapError if CLARY_COLLECTIVE_INTERFACE names an interface that does not exist or has no address.
     """
     if settings.interface:

@@ -1,7 +1,7 @@
 """Records about ranks in the store, and the layout of hosts that follows from all records.
 
 Where: `group.connect_group` publishes one record per rank under GROUP/RANK, and rank 0 one `Root` under GROUP/root, as
-JSON. Every writer of the store can join the group; records are still validated, so that errors name their cause.
+JSON. Membership is proved by `handshake`, not by a record; records are validated so that errors name their cause.
 """
 
 from __future__ import annotations

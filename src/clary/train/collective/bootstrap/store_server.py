@@ -57,7 +57,7 @@ class StoreServer:
         address: name or address of this host. If /etc/hosts maps it to loopback, or a router maps it to this host, the
             server listens on all addresses.
 
-    Raises: BootstrapError if the port is taken.
+    Raises: BootstrapError if it cannot listen there, for example because the port is taken.
     """
 
     def __init__(self, address: str, port: int, credentials: Credentials) -> None:

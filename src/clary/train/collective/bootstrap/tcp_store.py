@@ -70,7 +70,10 @@ class TcpStore:
             raise
 
     def set(self, key: str, value: bytes) -> None:
-        """Store `value`; a second call replaces it. Raises BootstrapError if the store is not reachable."""
+        """Store `value`; a second call replaces it.
+
+        Raises: BootstrapError if the store is not reachable; ValueError if the key or the value is too long.
+        """
         self._ask(SET, key, value, 0.0)
 
     def get(self, key: str, timeout_s: float) -> bytes:

@@ -1,6 +1,6 @@
 """Removes the hook from a model during `torch.cuda.make_graphed_callables`, which refuses models with hooks.
 
-Where: `module_watch` uses it as long as it watches a model.
+Where: each `module_watch.ModuleWatch` uses it until it is closed.
 Source: torch.cuda.make_graphed_callables: modules must have no hooks when they are passed, but may have hooks later.
 """
 

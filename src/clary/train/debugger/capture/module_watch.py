@@ -53,7 +53,10 @@ class ModuleWatch:
         return None if self._model is None else self._model()
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Register a model. Calls of the first model count steps; of further models only the tensors are saved."""
+        """Register a model; calls of the first model count steps.
+
+        Of further models only inputs and outputs of modules are saved.
+        """
         self._stop_searching()
         root = _unwrapped(model).__class__.__name__
         for name, module in model.named_modules():

@@ -3,7 +3,8 @@
 A step begins when the model is called, in any phase, and ends at its next call: tensors in between belong to it.
 Weights are saved as they are before the step, gradients as they are after its backward pass.
 
-An error here ends the saving, not the training: it is logged once, and `failure` keeps it.
+An error here ends the saving, not the training: it is logged once, and `failure` keeps it. A strict hook raises it
+instead.
 """
 
 from __future__ import annotations
@@ -220,7 +221,7 @@ class StepCapture:
         return self._up_to_date().wants(self._now, name) is not None
 
     def _is_evaluation_after_training(self) -> bool:
-        """Whether this step computes no gradients, and another program has saved here and ended without an error.
+        """Whether an automatic hook sees no gradients, and another program has saved here and ended without an error.
 
         A program that trains again is saved again, for example a script in a loop, or a training after a preparation.
         """

@@ -11,7 +11,9 @@ from pathlib import Path
 
 
 class ObjectBlocks:
-    """Blocks by key; the least recently used block is dropped first. The folder is removed when the process ends.
+    """Blocks by key; the least recently used block is dropped first.
+
+    The folder is removed with the object, at the latest when the process exits.
 
     Args:
         max_bytes: maximum total size of all blocks in bytes.

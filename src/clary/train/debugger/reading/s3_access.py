@@ -1,8 +1,8 @@
 """Access of a trial to a bucket: lists one folder from a name on, and reads ranges of objects.
 
 boto3 is used if it is installed, with the keys and endpoint that it finds. Environments of jobs often lack boto3; then
-the agents' client is used (`contract.object_store`), with the job's variables AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and
-AWS_SECRET_ACCESS_KEY.
+the agents' client is used (`contract.object_store`), with the job's variables AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,
+and AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or S3_ENDPOINT_URL.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ class SignedBucket:
 
     Args:
         endpoint: http or https; its path, if any, precedes the bucket.
-        environment: variables with the key pair, and optionally AWS_SESSION_TOKEN, AWS_REGION and AWS_CA_BUNDLE.
+        environment: variables with the key pair, and optionally AWS_SESSION_TOKEN, AWS_REGION or AWS_DEFAULT_REGION,
+            and AWS_CA_BUNDLE.
 
     Raises: ConfigurationError for an invalid endpoint.
     """

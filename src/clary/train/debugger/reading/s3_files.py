@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clary.train.debugger.reading.s3_access import Bucket
 
 SCHEME = "s3://"
-INTERVAL_S = 2.0  # seconds between looks, each of which makes five requests
+INTERVAL_S = 2.0  # seconds between looks, each of which makes five requests or more
 BLOCK_BYTES = 256 * 1024  # large enough that one request returns a file's index and first values
 CACHE_BYTES = 1024**3
 THREADS = 16  # threads that fetch at the same time

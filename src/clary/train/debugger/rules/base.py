@@ -95,7 +95,7 @@ class BuiltInRule(Rule):
             step: a global step, with which the text begins.
             text: one sentence, with numbers.
             tensor: name of the tensor; empty if the finding concerns several.
-            details: values that are appended to the text unless it has them.
+            details: values that `evaluation` appends to the text unless it has them.
         """
         return Finding(text=f"step {step}: {text}", step=step, tensor=tensor, details=details)
 

@@ -28,8 +28,8 @@ class ClassImbalance(BuiltInRule):
         threshold_imbalance: largest ratio of samples that causes no finding.
         threshold_misprediction: largest share of wrong predictions of a class that causes no finding.
         samples: number of labels before the first finding.
-        argmax: whether predictions have a value for each class; by default, whether they have one more dimension than
-            labels.
+        argmax: whether predictions have a value for each class; False means that only floating predictions with two or
+            more dimensions do.
         labels_regex: labels; by default, at a step without a tensor of this name, the second argument of a cross
             entropy.
         predictions_regex: predictions; by default, at a step without a tensor of this name, the first argument of a

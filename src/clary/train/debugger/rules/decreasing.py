@@ -26,7 +26,7 @@ class LossNotDecreasing(BuiltInRule):
         num_steps: minimum number of steps between two comparisons.
         diff_percent: smallest decrease that causes no finding, in percent.
         increase_threshold_percent: largest rise between two comparisons that counts as noise, in percent.
-        mode: TRAIN or EVAL for steps of that phase only; GLOBAL for all steps, each compared within its phase.
+        mode: TRAIN, EVAL or PREDICT for steps of that phase only; GLOBAL for all steps, each compared within its phase.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ class SimilarAcrossRuns(BuiltInRule):
     """A tensor differs from the same tensor in another training.
 
     Formula: not |x - y| <= 1e-8 + 1e-5 * |y| for all values, for some chosen tensor x, where y is the same tensor at
-        the same step in the other training
+        the same step in the other training, if it has the tensor; NaN equals NaN, and another shape is a finding, too
     Args:
         other_trials: the trial of the other training, or its path.
         collection_names: collections of tensors to check, in addition to those of tensor_regex; all tensors if neither

@@ -20,7 +20,7 @@ class StalledTrainingRule(BuiltInRule):
     """No step has been saved for a long time.
 
     Formula: t - p > threshold, where t is the time at which the step was saved and p the time of the step before; while
-        the rule waits for a step, t is the current time and p that of the newest save
+        the rule waits for a step, t is the current time, and p the time at which it began to wait or saw a newer step
     Args:
         threshold: longest accepted time without a step, in seconds.
         stop_training_on_fire: stored for the rule's caller; this library stops no jobs.

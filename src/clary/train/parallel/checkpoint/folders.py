@@ -2,15 +2,16 @@
 
 Where: `smp.save_checkpoint`, `smp.resume_from_checkpoint`.
 
-    path/newest                          the tag of the last complete save
+    path/newest                          the name of the last complete save: {tag}_partial or {tag}
     path/{tag}_partial/model_{ranks}.pt, optimizer_{ranks}.pt, fp16_states_{ranks}.pt, user_content.pt, layout.json
     path/{tag}, path/user_content_{tag}  full: the model alone, from the first rank
 
-`layout.json` holds the degrees and the places of modules, so that a program of the same degrees is cut as before. A
-program of other degrees loads the model from the files of all ranks. It loads the optimizer's state only if ranks held
-whole parameters, else it raises an error. A save is written to a temporary folder and renamed once all ranks have
-written. All files of one save contain the same random mark. If hosts have folders of their own, files of two saves may
-be mixed; the marks then differ, and the mixture is refused.
+`layout.json` holds the degrees, the precision and the places of modules, so that a program of the same degrees and
+precision is cut as before. Any other program loads the model from the files of all ranks, or raises an error if it or
+the saving program shards parameters or optimizer state. It loads the optimizer's state only if neither program cuts
+tensors and the saving program had no half precision, else it raises an error. A partial save is written to a temporary
+folder and renamed once all ranks have written. All its files contain the same random mark. If hosts have folders of
+their own, files of two saves may be mixed; the marks then differ, and the mixture is refused.
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_pytorch.rst`,
 "smp.save_checkpoint".
 """
@@ -119,14 +120,15 @@ def resume_from_checkpoint(
     """Load a checkpoint into the program's model and optimizer, at once or as soon as modules are placed.
 
     All ranks call it.
+
     Args:
         tag: None takes the newest.
-        partial: as in the save.
+        partial: as in the save; without a tag, the newest save decides.
         translate: changes a whole model before it is loaded.
 
-    Returns: the saved `user_content`; None without it. For a full checkpoint without `user_content`, the saved state.
+    Returns: the saved `user_content`; None without it. For a full checkpoint without `user_content`, the loaded state.
     Raises: FileNotFoundError; CheckpointError if files do not belong together, or if the degrees differ and the state
-        cannot be converted.
+        cannot be converted; RuntimeError without a DistributedModel.
     """
     if runtime.model is None:
         raise RuntimeError("resume_from_checkpoint: make the DistributedModel first")

@@ -45,7 +45,7 @@ def put_in_place(folder: Path) -> None:
     whole = [one for one in _remains(folder) if (one / LAYOUT).exists()]
     if not folder.exists() and whole:
         newest = max(whole, key=lambda one: (one / LAYOUT).stat().st_mtime_ns)
-        with contextlib.suppress(OSError):  # another rank of this host has already moved it
+        with contextlib.suppress(OSError):  # a rank of another host, sharing the folder, has moved it
             newest.replace(folder)
 
 

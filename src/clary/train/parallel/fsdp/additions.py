@@ -1,9 +1,10 @@
 """Patches that `tsm.init` applies to torch's FSDP: constructor and config arguments, groups, whole states.
 
 [Note: patches] Scripts import the classes before they call `init`, so the classes themselves are patched, which also
-changes their subclasses; `remove` restores everything. The only private name in use is
-`_init_utils._init_param_handle_from_params`, which exists in torch 2.6 to 2.13. FSDP calls it after a unit's parameters
-got their values and before it flattens them; `check` raises an error if the name is missing.
+changes their subclasses; `remove` restores everything. Some patched functions are private:
+`_init_utils._init_param_handle_from_params`, which FSDP calls after a unit's parameters got their values and before it
+flattens them, and the functions in `slice_groups.ADDITIONS`. They exist in torch 2.6 to 2.13; `check` raises an error
+if one of them is missing.
 
 [Note: CPUs] With `sync_module_states`, FSDP refuses parameters on the CPU, since NCCL cannot send them. Without a GPU
 the backend can send them, so the patch removes that check.
@@ -44,7 +45,7 @@ _handles: list[Any] = []  # handles of hooks
 def check() -> None:
     """Check that this torch has the names that the additions need.
 
-    Raises: RuntimeError naming the version.
+    Raises: RuntimeError naming a missing function.
     """
     if not callable(getattr(_init_utils, _FLATTEN, None)):
         raise RuntimeError(

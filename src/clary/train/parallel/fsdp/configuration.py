@@ -81,7 +81,7 @@ def read_fsdp_configuration(
         script: keys that the script gave to `init`.
         assigned: keys that the script assigned to `tsm.state` before `init`.
 
-    Raises: ValueError naming the rule, for an unknown key, a value of the wrong kind, or keys that exclude each other.
+    Raises: ValueError naming the rule, for an unknown key, a value of the wrong kind, or keys that do not go together.
     """
     given = {**(assigned or {}), **(script or {}), **job}
     one = FsdpConfiguration(**read_keys(FsdpConfiguration, given, "torch.sagemaker"))

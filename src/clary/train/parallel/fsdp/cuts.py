@@ -1,8 +1,8 @@
 """Marks of cut parameters, and the joining of their slices.
 
 Where: `transform` marks each cut on the module that owns the parameter; FSDP's flat parameters record owner and name
-too, so the mark can be found before and after wrapping. The norm of gradients, full states and delayed initialisation
-read the marks.
+too, so the mark can be found before and after wrapping. The norm of gradients, states, checks of mistakes and delayed
+initialisation read the marks.
 """
 
 from __future__ import annotations

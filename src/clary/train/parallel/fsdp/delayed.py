@@ -2,7 +2,8 @@
 
 Where: scripts make the model under `torch.device("meta")` and pass the two functions of a `DelayedParamIniter` to FSDP:
 one initialises each module's own parameters, the other checks a unit before it is flattened. A rank never holds more
-than one whole unit. Ranks that start from the same seed draw the same values, whatever their shards.
+than one whole unit. Ranks that start from the same seed draw the same values, whatever their shards; only for experts
+that are modules do ranks draw different values.
 
 [Note: ties] A parameter that two modules share is created once and assigned to both, which FSDP does not do.
 [Note: slices] A parameter that `transform` has cut is drawn whole and then cut: ranks of a tensor group that start from

@@ -35,7 +35,8 @@ _BY_NORM = clip_grad.clip_grad_norm_
 def check_weights(model: nn.Module, group: Any) -> None:
     """Check that the models that the ranks of a group are about to cut have equal weights. All these ranks call it.
 
-    Parameters that any rank has on the meta device are skipped: `layers.weights` checks those.
+    The first elements of each parameter are compared. Parameters that any rank has on the meta device are skipped:
+    `layers.weights` checks those.
 
     Raises: ValueError naming a parameter that differs.
     """

@@ -22,7 +22,7 @@ from clary.train.parallel.fsdp.state import DEFAULTS, state
 def init(config: Any = None) -> None:
     """Read the configuration, make the groups and patch FSDP with our additions. Every rank calls it.
 
-    A second call with equal keys does nothing.
+    A second call with equal keys, or without `config`, does nothing.
 
     Args:
         config: None, a dict, or the path of a JSON file; keys of the job's `mp_parameters` override it.
@@ -30,7 +30,9 @@ def init(config: Any = None) -> None:
     State after failure: unchanged.
     Raises:
         ValueError: a key is unknown, or degrees break a rule, which the error names.
-        RuntimeError: torch.distributed is not initialised, `init` was called with other keys, or `smp.init` was called.
+        TypeError: `config` is of another type.
+        RuntimeError: torch.distributed is not initialised, `init` was called with other keys, `smp.init` was called, or
+            this torch lacks a function that `additions` patches.
     """
     # saves 439 ms, mostly the import of torch's FSDP, in programs that import a name but never call `init`
     from clary.train.parallel.fsdp import additions, offloading

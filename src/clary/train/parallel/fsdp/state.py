@@ -52,7 +52,7 @@ class State:
     ep_process_group: Any = None
     expert_groups: ExpertGroups | None = None
     slice_cuts: Mapping[str, Any] = MappingProxyType({})  # cuts by parameter, of models with sharded states
-    is_transformed = False  # whether `tsm.transform` has cut a model
+    is_transformed = False  # whether `tsm.transform` has transformed a model
     removals: Sequence[Callable[[], None]] = ()  # functions that remove `init`'s additions to FSDP
 
     def __getattr__(self, name: str) -> Any:

@@ -34,15 +34,15 @@ def transform(
     Args:
         device: ignored if a parameter is on the meta device.
         config: a MoEConfig, or a dict of its fields.
-        load_state_dict_from_rank0: whether rank 0 sends slices of its weights to its tensor group; FSDP with
+        load_state_dict_from_rank0: whether rank 0 sends its weights to its tensor or expert group; FSDP with
             `sync_module_states=True` sends them to the other groups, whose parameters may be on the meta device until
             then. If False, each rank cuts its own model, which ranks must make from the same seed or the same files.
         cp_comm_type: "p2p" or "all_gather".
 
     Raises:
         RuntimeError: before `tsm.init`.
-        ValueError: cp_comm_type has another value; the model is not supported, is cut already, or lacks required
-            values.
+        ValueError: cp_comm_type has another value; the model is not supported, is cut already, lacks required values,
+            or differs between ranks of a group; or config leaves experts whole, but expert_parallel_degree is above 1.
         NotDivisibleError: tensor_parallel_degree does not divide the number of heads or inner channels.
         TypeError: config is not a MoEConfig or a dict of its fields.
     """

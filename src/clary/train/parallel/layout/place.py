@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 TIMEOUT_VARIABLE = "CLARY_PARALLEL_TIMEOUT_S"
-_TIMEOUT_S = 1800.0  # the default of torch.distributed
+_TIMEOUT_S = 1800.0  # the default of torch.distributed with gloo
 _PLACES = (  # variables of launchers: rank, size, local rank, local size
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     (

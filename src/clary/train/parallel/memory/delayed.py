@@ -66,7 +66,8 @@ def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
     """Make parameters in this block without memory, and record their initialisation.
 
     In nested contexts, the innermost one decides whether parameters are delayed. Initialisation must run in the block.
-    Parameters from outside values (`torch.from_numpy`) and all buffers are made at once.
+    Parameters from outside values (`torch.from_numpy`) and buffers are made at once, except buffers that are computed
+    from delayed parameters.
 
     Raises: DelayedInitializationError in the block, if an operation of a constructor cannot be delayed.
     """
@@ -83,7 +84,7 @@ def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
 
 
 def is_delayed(tensor: torch.Tensor) -> bool:
-    """Return whether a parameter or buffer was made in the context and has no memory yet.
+    """Return whether a parameter or buffer was made in a context that has ended, and has no memory yet.
 
     Args:
         tensor: of any shape.
@@ -107,8 +108,8 @@ def materialize(
         only: returns whether to make a module's own parameters and buffers; its children are decided separately.
 
     Returns: names of the parameters and buffers that were made.
-    Raises: DelayedInitializationError: a parameter without memory was not made in the context, or was changed after it.
-        Tensors made before the error stay.
+    Raises: DelayedInitializationError: a parameter without memory was not made in the context, was changed after it, or
+        is part of a graph of autograd. Tensors made before the error stay.
     """
     made = []
     storages: dict[int, torch.UntypedStorage] = {}

@@ -1,6 +1,6 @@
 """One offloaded tensor: its copy elsewhere, and its return with the same values and layout.
 
-Where: `offloading` makes one for every tensor that a region keeps.
+Where: `offloading` makes one for every tensor that it moves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Offloading: tensors kept by checkpointing are moved out after forward, and loaded before backward needs them.
 
-Where: `checkpointing` opens a region around every checkpointed call. An engine with several microbatches sets the
-current one with `lane`, and announces the next backward pass with `expect`.
+Where: `checkpointing` and `fsdp.offloading` open a region around every checkpointed call. An engine with several
+microbatches sets the current one with `lane`, and announces the next backward pass with `expect`.
 
 [Note: targets] File: see `spill`. Host memory: a GPU's tensors are copied into pinned memory on a separate stream;
 without a GPU, tensors are in host memory already, and stay there.
@@ -59,7 +59,7 @@ class Offloader:
         self.counts = OffloadCounts()
         self._spill = None if folder is None else Spill(folder, max_waiting_bytes=max_waiting_bytes)
         self._streams: dict[torch.device, Any] = {}
-        self._lock = threading.Lock()  # guards the next three; a GPU's backward runs on an autograd thread
+        self._lock = threading.Lock()  # guards the next two; a GPU's backward runs on an autograd thread
         self._lanes: dict[int, list[_Region]] = {}  # by microbatch, regions in the order of forward
         self._expected: list[int] = []  # microbatches in the order of backward
         self._by_place: weakref.WeakValueDictionary[Any, Kept] = weakref.WeakValueDictionary()

@@ -1,6 +1,7 @@
 """Grouping of a sequence's children that are recomputed together.
 
-Where: `checkpointing` calls it once per call of a sequence. This module does not import torch.
+Where: `checkpointing` calls `cut` in each call of a sequence, and to check a strategy. This module does not import
+torch.
 
 [Note: strategies] `each`: every child alone. `contiguous`: all neighbours on one rank together. `group_N`: N neighbours
 together, fewer at a change of rank or at the end. A group keeps one input instead of many, but its recomputation needs

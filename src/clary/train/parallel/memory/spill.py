@@ -29,7 +29,7 @@ from clary.train.parallel.errors import ParallelError
 from clary.train.parallel.memory.extents import Extent, Extents
 
 WAIT_LIMIT_S = 300.0  # timeout of one write or read
-PIECE_BYTES = 64 << 20  # maximum number of bytes per system call, so that a thread can stop between calls
+PIECE_BYTES = 64 << 20  # maximum number of bytes per system call
 
 
 class SpillError(ParallelError):

@@ -26,7 +26,7 @@ class Watched:
     def newly_trained(self) -> list[str]:
         """Return the names of parameters that were frozen at the last call and now require gradients.
 
-        Raises: ParallelError for parameters that the model did not have when modules got their ranks.
+        Raises: ParallelError for trained parameters that the model did not have when modules got their ranks.
         """
         found: list[str] = []
         strange: list[str] = []

@@ -39,8 +39,9 @@ def clip_grad_norm_(
 
     Args: as torch's.
     Returns: the norm before clipping, a scalar.
-    Raises: ParallelError if the norm type is not 2, or if only some of the shards are given, since shards can only be
-    clipped together; RuntimeError if the norm is not finite and `error_if_nonfinite` is set.
+    Raises: ParallelError if the norm type is not 2, if there is no DistributedOptimizer, or if only some of the shards
+        are given, since shards can only be clipped together; RuntimeError if the norm is not finite and
+        `error_if_nonfinite` is set.
     """
     given = _listed(parameters)
     now = _concerned(given)

@@ -1,8 +1,8 @@
 """Refusal of `state_dict` on the wrapped model itself, which holds this rank's part or shards alone.
 
 Where: `DistributedModel` calls `refuse_states` once other ranks hold parameters of its modules. This rank has freed the
-memory of those parameters, so `model.get_module().state_dict()`, or a library's `save_pretrained`, would write zeros in
-place of weights.
+memory of those parameters, so `model.get_module().state_dict()`, or a library's `save_pretrained`, would write zeros or
+NaN in place of weights.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     g = gradient / max(1, norm of all gradients / max_grad_norm)
     m, v = moving means of g and of g * g, without bias if `bias_correction`
     u = m / (sqrt(v) + eps) + weight_decay * p           (`adam_w_mode`; else weight_decay * p is added to g)
-    p -= lr * |p| / |u| * u                              (|p| / |u| is 1 if either is 0, or without weight decay)
+    p -= lr * |p| / |u| * u                              (|p| / |u| is 1 if either is 0, and also without weight decay
+                                                         unless `use_nvlamb` is set)
 
 Source: arXiv 1904.00962, algorithm 2; apex's documentation of `FusedLAMB` for the arguments and their effects.
 """

@@ -4,8 +4,8 @@
     m = beta1 * m + (1 - beta1) * g;  p -= lr * (m / (n + eps) + weight_decay * p)
     with `reg_inside_moment`:  m = beta1 * m + (1 - beta1) * (g / (n + eps) + weight_decay * p);  p -= lr * m
 
-Both m and n are without bias if `bias_correction`. For norm_type 2 the moving norm is the root of the moving mean of
-squared norms; for 0 it is the moving mean of largest elements.
+With `bias_correction`, step t uses m / (1 - beta1^t) and n / sqrt(1 - beta2^t) in place of m and n. For norm_type 2 the
+moving norm is the root of the moving mean of squared norms; for 0 it is the moving mean of largest elements.
 Source: arXiv 1905.11286; apex's documentation of `FusedNovoGrad` for the arguments and their effects.
 """
 
@@ -27,7 +27,7 @@ class FusedNovoGrad(NormedOptimizer):
     """NovoGrad with apex's arguments.
 
     Args:
-        bias_correction: divide moving means by the sum of their weights.
+        bias_correction: divide m and n by the terms above.
         reg_inside_moment: add weight decay before the momentum instead of after it.
         grad_averaging: weight new gradients by 1 - beta1 in the momentum; if False, by 1.
         norm_type: 2, or 0 for the largest element.

@@ -31,7 +31,7 @@ def decide(
         run: calls the model once for a trace, on the first ranks of pipelines alone.
 
     Raises: ValueError for a pipeline rank without a module, a mark beyond the last rank, or a parameter shared by
-        modules that are marked for different ranks.
+        modules that are marked for different ranks; ParallelError on other ranks if rank 0 failed.
     """
     configuration = runtime.configuration
     if not configuration.auto_partition:

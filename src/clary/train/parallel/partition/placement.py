@@ -3,7 +3,7 @@
 Where: `DistributedModel` calls it with the plan, on every rank; `install` then redirects calls between ranks.
 
 A module without parameters of its own runs with its children if all of them lie on one rank, else on the rank of its
-parent; a leaf without parameters (an activation, a dropout) runs on the rank of its parent. The root runs on the first
+parent; a leaf without parameters and buffers (an activation) runs on the rank of its parent. The root runs on the first
 rank, which runs the step's function, unless all its modules lie on another rank.
 """
 
@@ -31,7 +31,8 @@ class Placed:
 
     Args:
         name: its path, "" for the root.
-        has_state: whether the plan places it: it has parameters of its own, or is a leaf with buffers.
+        has_state: whether the plan places it: it has parameters of its own, is a leaf with buffers, or is indivisible;
+            but not if it is within an indivisible module.
         within: path of the ancestor that must lie on one rank with all its descendants.
     """
 

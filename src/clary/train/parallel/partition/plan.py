@@ -1,6 +1,7 @@
 """Partition of a model into as many parts as pipeline ranks, with a reason.
 
-Where: rank 0 plans from the costs of a trace, and sends the plan to the other ranks; partial checkpoints store it.
+Where: `decision` plans on rank 0 from the costs of a trace or of sizes, `tf_parallel.cutting` on every rank; partial
+checkpoints store the resulting ranks.
 
 Modules are ordered as the forward pass reaches them. Only modules with their own cost count: leaves, and modules with
 parameters of their own. A part is a contiguous run of modules, so a microbatch passes from part to part once in each

@@ -2,8 +2,8 @@
 
 Where: the first step runs its function once on the first microbatch for the trace; `plan` uses the costs.
 
-By default a trace counts work, which is equal in every run: floating-point operations of matrix products and
-convolutions, and the bytes of modules' outputs, at a fixed number of operations per byte. With `measures_times`, it
+By default a trace counts work, which is equal in every run: floating-point operations of matrix products, convolutions
+and attention, and the bytes of modules' outputs, at a fixed number of operations per byte. With `measures_times`, it
 measures seconds.
 """
 
@@ -108,8 +108,9 @@ def _costs(root: torch.nn.Module, sums: dict[str, _Sum]) -> list[ModuleCost]:
 
 
 def indivisible_modules(root: torch.nn.Module) -> frozenset[str]:
-    """Return the modules with the attribute `is_indivisible`: they must lie on one rank with all modules below them,
-    since they read their children's parameters without calling them.
+    """Return the paths of modules with the attribute `is_indivisible`.
+
+    Such a module must lie on one rank with all modules below it, since it reads their parameters without calling them.
     """
     return frozenset(name for name, module in root.named_modules() if getattr(module, "is_indivisible", False))
 

@@ -6,8 +6,8 @@
     losses = pipeline.step(inputs, targets)     # gradients are in the parameters
     optimizer.step()
 
-Where: uses `schedule` (the order of actions), `stage` (their computation) and `exchange` (transfers between stages). A
-schedule is simulated before it runs; a step that fails on any rank fails on all ranks.
+`schedule` has the order of actions, `stage` computes them, and `exchange` transfers tensors between stages. A schedule
+is simulated before it runs; a step that fails on any rank fails on all ranks.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class Pipeline:
         return {one.source: one for one in transfers if one is not None and one.source.stage in self._stages}
 
     def _cut(self, name: str, value: Any) -> list[Any]:
-        """Cut a batch into microbatches: inputs into tuples, targets into values of the given type."""
+        """Cut a batch into microbatches: inputs into tuples, targets into tensors or, if several are given, tuples."""
         num_microbatches = self.schedule.num_microbatches
         if name == "inputs" and isinstance(value, torch.Tensor):
             value = (value,)

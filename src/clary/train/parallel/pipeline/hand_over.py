@@ -134,7 +134,7 @@ def agree(rank: int, own: Seat, make_lender: Callable[[], Lender], gather: Gathe
     Args:
         rank: this rank's index in the results of `gather`.
         make_lender: called if this rank takes part in a way between GPUs.
-    Returns: this rank's ways; None if no tensor of this rank is sent through GPU memory.
+    Returns: this rank's ways; None if `choose_way` leads no way to or from this rank through GPU memory.
     """
     seats = list(gather(own))
     others = [one for one in range(len(seats)) if one != rank]

@@ -2,9 +2,9 @@
 
 Where: `links` sends and receives messages; `server` makes them and acts on them.
 
-Tensors are extracted from nested arguments and results (lists, tuples, named tuples, dicts, dataclasses such as
-transformers' outputs) and inserted again by the receiver; all other values are pickled. Peers are authenticated
-(`links`), and run the same program, so their pickles are trusted.
+Tensors are extracted from nested arguments and results (lists, tuples, named tuples, sets, dicts, dataclasses such as
+transformers' outputs) and inserted again by the receiver; all other values are pickled. Peers are authenticated when
+`connection` connects the streams, and run the same program, so their pickles are trusted.
 
 A GPU tensor may be lent instead (`hand_over`): then the head contains a record, and no bytes of the tensor follow.
 """
@@ -38,8 +38,8 @@ class Subject(Enum):
     FORWARD = "forward"  # a request: run a module
     BACKWARD = "backward"  # a request: run the backward pass of an earlier FORWARD
     OUTPUT = "output"  # the response to FORWARD or BACKWARD
-    FAILED = "failed"  # the response to a failed FORWARD or BACKWARD; body is text
-    TURN = "turn"  # from the leader of a tensor group: the next action of its ranks
+    FAILED = "failed"  # the response to a failed FORWARD or BACKWARD; body is the failed subject and text
+    TURN = "turn"  # from the leader of ranks that act in the same order: their next action
     STEP_END = "step end"  # the step's results, from the first stage
     ABORT = "abort"  # the step failed; body is text
 

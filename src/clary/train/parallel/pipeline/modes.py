@@ -1,4 +1,4 @@
-"""torch's modes of a thread: whether it records gradients, and the dtype in which it computes.
+"""torch's modes of a thread: whether it records gradients, the dtype in which it computes, and its current GPU.
 
 Where: torch keeps modes per thread; a worker enters the modes of the thread that starts it, and a rank that serves a
 request enters the modes of the requesting rank.

@@ -1,13 +1,14 @@
 """Pure choice of a rank's next action among several ready actions.
 
-Where: `server` passes all ready actions, and runs the chosen action.
+Where: `server` passes all ready actions, and runs the chosen action; `tf_parallel.graphs.order` simulates with it.
 
     interleaved   backward passes first, since they free activations; then forward passes under way; then new
               microbatches
-    simple        forward passes first, and new microbatches; backward passes once all forward passes are done
+    simple        forward passes first, then new microbatches; backward passes if no forward pass can run or begin
+    _only_forward as `simple`
 
-Among equals, the lowest microbatch comes first, then the earliest request. `active_microbatches` bounds the number of
-microbatches that have begun and not ended.
+Among equals, the lowest microbatch comes first, then resumed actions, then the lowest caller and its earliest call.
+`active_microbatches` bounds the number of microbatches that have begun and not ended.
 Source: SageMaker developer guide, "pipeline execution".
 """
 

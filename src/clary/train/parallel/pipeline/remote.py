@@ -1,6 +1,6 @@
 """Calls of modules on other ranks, and the service of this rank's modules to other ranks.
 
-Where: `placement` installs a redirection (door) on every module that another rank may own; `server` sends the requests
+Where: `placement` installs a redirection (door) on every module that another rank owns; `server` sends the requests
 and runs `Host.serve`.
 
 For the caller, a remote module is one node of the autograd graph: its forward sends and receives tensors, its backward
@@ -27,7 +27,7 @@ _ORIGINAL = "_call_impl"  # the method that torch's nn.Module.__call__ calls; an
 
 @dataclass(frozen=True)
 class _Kept:
-    """The tensors that a backward request needs: leaves and outputs; None for a tensor without gradient."""
+    """The tensors of a call that a backward request needs: leaves and outputs."""
 
     inputs: Sequence[torch.Tensor]
     outputs: Sequence[torch.Tensor]

@@ -1,6 +1,7 @@
 """A schedule as one list of actions for each rank, with checks and a simulation before it runs.
 
-Where: `schedules` writes lists, `executor` runs them; before that, `simulate` refuses schedules that would deadlock.
+Where: `schedules` and `zero_bubble` write lists, `executor` runs them; before that, `simulate` refuses schedules that
+would deadlock.
 
 [Note: actions] `2F0` is the forward pass of stage 2 on microbatch 0, `2B0` its whole backward pass; `2I0` and `2W0` are
 its two halves: the gradient of the stage's input, for which the previous stage waits, and the gradients of the stage's

@@ -1,7 +1,7 @@
 """The module server: runs a rank's work during a step of a model that is cut over ranks.
 
-Where: `step` calls `run` on every rank that holds a part of the model. The first of these ranks runs the step's
-function, once per microbatch; the other ranks serve requests until the first rank reports the end of the step.
+Where: `DistributedModel.run_step` calls `run` on every rank that holds a part of the model. Pipeline rank 0 runs the
+step's function, once per microbatch; the other ranks serve requests until rank 0 reports the end of the step.
 
     function of microbatch 0                owner of a module
       module(x)   -- FORWARD, tensors -->     runs the module, keeps the graph

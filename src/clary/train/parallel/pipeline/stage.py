@@ -91,7 +91,7 @@ class Stage:
         return _take_gradients(done.inputs)
 
     def backward_input(self, microbatch: int, gradients: Sequence[torch.Tensor]) -> Tensors:
-        """Run the half for which the previous stage waits: `backward` without the gradients of weights.
+        """Run the half for which the previous stage waits, and compute the weights' gradients that cannot be put off.
 
         If the stage's inputs need no gradient, as on the first stage, this half computes nothing.
         """

@@ -38,7 +38,7 @@ class Bucket:
 
     @torch.no_grad()
     def flatten(self, *, is_empty: bool = False, divides: bool = True) -> torch.Tensor:
-        """Return copies of the gradients in one flat tensor, and for each parameter 1 if it has a gradient, else 0.
+        """Return one flat tensor: copies of the gradients, then for each parameter 1 if it has a gradient, else 0.
 
         Args:
             is_empty: contribute zeros, even if there are gradients.

@@ -26,7 +26,8 @@ def shard_model(module: nn.Module, groups: ShardingGroups, settings: ShardingSet
     Args:
         module: a module with all its values, on the device on which it will run.
 
-    Raises: ValueError if a parameter has no values (meta) or is complex, or the model has no parameter to shard.
+    Raises: ValueError if a parameter has no values (meta), is complex or has a gradient, or the model has no parameter
+        to shard.
     """
     settings = settings or ShardingSettings()
     units = find_units(module, settings.unit_classes)

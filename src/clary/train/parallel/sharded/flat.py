@@ -112,7 +112,7 @@ class Flat:
 
     @property
     def is_claimed(self) -> bool:
-        """Whether the whole buffer occupies memory: it is gathered, or being gathered."""
+        """Whether a sharded buffer occupies memory as a whole: it is gathered, or being gathered."""
         return self.groups is not None and (self.is_whole or self._finish_gather is not None)
 
     @property

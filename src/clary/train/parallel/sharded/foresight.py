@@ -11,7 +11,7 @@ class Foresight:
     All ranks see the same order, so all ranks prefetch the same buffers.
 
     Args:
-        max_live: maximum number of elements that may be gathered at once, including prefetched buffers.
+        max_live: number of gathered elements up to which buffers are prefetched, including the prefetched elements.
         depth: maximum number of buffers to prefetch.
     """
 

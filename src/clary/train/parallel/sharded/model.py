@@ -4,10 +4,10 @@ Where: `shard_model` makes it once; `ShardedOptimizer` ends its accumulation. Ho
 reduce.
 
 [Note: holders of a buffer] A buffer is whole while it has a holder. A call of a unit holds the buffer during the
-forward pass, and again from the gradient of the call's first output until all gradients of the buffer have arrived; if
-the buffer's parameters are not trained, until the gradients of the call's inputs have arrived. The end of the backward
-pass frees the remaining buffers. A buffer may be reduced at any time: later gradients, such as from a second part of a
-recomputed graph, are reduced and added separately.
+forward pass, and again from the first gradient of one of the call's outputs until all gradients of the buffer have
+arrived; if the buffer's parameters are not trained, until the gradients of the call's inputs have arrived. The end of
+the backward pass frees the remaining buffers. A buffer may be reduced at any time: later gradients, such as from a
+second part of a recomputed graph, are reduced and added separately.
 
 [Note: same order everywhere] Ranks gather and reduce in the order in which their modules run, so all replicas must call
 the same units and train the same parameters in a unit. Otherwise ranks wait until the group's timeout.

@@ -1,7 +1,7 @@
 """Optimizer state spread over replicas: parameters are whole on all ranks, each parameter's state lies on one rank.
 
-Where: it wraps an optimizer; each parameter of the optimizer is whole on several ranks. A step sums every gradient on
-the parameter's owner, lets the owner update the parameter, and sends the updated parameters to the other ranks.
+Where: it wraps an optimizer; each parameter of the optimizer is whole on several ranks. A step averages every gradient
+on the parameter's owner, lets the owner update the parameter, and sends the updated parameters to the other ranks.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class ShardedStateOptimizer:
         """Update the owned parameters and send them to the other ranks, after reducing gradients if needed.
 
         Args:
-            loss_scale: divisor of gradients, in float32.
+            loss_scale: divisor of gradients; gradients of masters are divided in float32.
 
         All ranks call it. To clip or unscale, first call `reduce_gradients` and change `owned_gradients`.
 

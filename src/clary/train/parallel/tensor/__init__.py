@@ -2,7 +2,7 @@
 
 `collectives` holds communication steps with gradients; `layout` is the layout of hidden states over the group; `parts`
 computes with slices, in our modules and in models that `fsdp.layers` cuts in place (ADR 85); `flash_layers` holds the
-attention layers of both versions; `huggingface` describes transformers' models, for both. The other modules are v1:
-`linear`, `embedding`, `attention`, `output`, `transformer` and `lm_head` are the layers; `registry` and `replacement`
-replace a model's own layers by them.
+attention layers of both versions, `flash` and `rotary` their computation; `huggingface` describes transformers' models,
+for both. `linear`, `embedding`, `attention`, `output`, `transformer` and `lm_head` are the layers of v1; `registry` and
+`replacement` replace a model's own layers by them.
 """

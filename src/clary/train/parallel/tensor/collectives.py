@@ -42,7 +42,7 @@ class TensorGroup:
     """The ranks that together hold one layer.
 
     Args:
-        process_group: None for a single rank, which never communicates.
+        process_group: may be None for a single rank, which never communicates.
         rank: rank of this process in the group.
     """
 

@@ -17,8 +17,8 @@ DEFAULT_STD = 0.02
 class DistributedEmbedding(DistributedModule):
     """An embedding whose channels are cut over the tensor group; `embedding_dim` is the whole size.
 
-    `forward` takes ids [N, ...] and returns [N, ..., embedding_dim]. The weight is a slice along dimension 1. Arguments
-    are those of torch.nn.Embedding, and the following.
+    `forward` takes ids [N, ...] and returns [N, ..., embedding_dim]. The weight is a slice along dimension 1. Other
+    arguments are as in torch.nn.Embedding.
 
     Args:
         _weight: the whole initial weight.

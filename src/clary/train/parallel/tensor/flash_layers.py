@@ -27,7 +27,7 @@ class FlashLayer(nn.Module):
         attention_dropout_prob: dropout of attention probabilities, in training.
         scale: factor of the scores; None is 1 / sqrt(channels).
         triton_flash_attention: without effect on results: torch chooses the kernel.
-        use_alibi: whether scores decrease with the distance (ALiBi), more steeply in earlier heads.
+        use_alibi: whether scores decrease with the distance (ALiBi), in each head by another slope.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class FlashAttentionLayer(FlashLayer):
         scale_attn_by_layer_idx: whether scores are also divided by `layer_idx + 1`.
         scale: factor of the scores, in place of both divisors.
         triton_flash_attention: without effect: torch chooses the kernel.
-        use_alibi: whether scores decrease with the distance (ALiBi), more steeply in earlier heads.
+        use_alibi: whether scores decrease with the distance (ALiBi), in each head by another slope.
 
     Raises: ValueError for `scale_attn_by_layer_idx` without `layer_idx`.
     """

@@ -97,9 +97,10 @@ def replace_modules(root: nn.Module, *, carries_weights: bool = False) -> Replac
 
     With a tensor group of one rank, modules are replaced too, since scripts look for layers of `smp.nn` with any
     degree. A module is kept, with a reason, if it shares weights with an outside module, if only some of its parameters
-    are frozen, if the degree does not divide its sizes, if its mark or its init_hook forbids the replacement, or if it
-    was made before its class was registered and its arguments cannot be derived from it (for modules of torch and
-    transformers they can). If a module is kept, the modules inside of it are tried.
+    are frozen, if the degree does not divide its sizes, if the distributed version lacks one of its features, if its
+    mark or its init_hook forbids the replacement, or if it was made before its class was registered and its arguments
+    cannot be derived from it (for modules of torch and transformers they can). If a module is kept, the modules inside
+    of it are tried.
 
     Args:
         carries_weights: whether replacements start with the weights of the replaced modules, if a conversion is known;

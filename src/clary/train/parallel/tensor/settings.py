@@ -22,8 +22,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_fast": partial(functional.gelu, approximate="tanh"),
     "silu": functional.silu,
 }
-# Script arguments without effect here: torch chooses kernels, which compute scores in float32 or wider; embeddings are
-# always cut.
+# Script arguments without effect on layers: torch chooses kernels, which compute scores in float32 or wider; a language
+# model always cuts its embeddings. `distribute_embedding` affects only modules that a DistributedEmbedding may replace.
 WITHOUT_EFFECT = frozenset(
     {
         "attention_in_fp32",
@@ -53,7 +53,7 @@ class LayerSettings:
 
     Args:
         use_alibi: whether scores decrease with the distance (ALiBi).
-        alibi_bias_max: the last head's slope is 2^-alibi_bias_max.
+        alibi_bias_max: the least slope of all heads is 2^-alibi_bias_max.
         fp32_residual_addition: whether residuals are added in float32.
         use_qkv_bias: whether queries, keys and values have biases.
         use_attention_dense_bias: whether the projection after attention has a bias.
@@ -71,6 +71,7 @@ class LayerSettings:
             it.
         shared_layernorm: whether, with parallel_residual, both share one pre-layernorm.
         final_layernorm: whether a transformer normalises its output even without `post_layernorm`.
+        adds_residual: whether attention and output layer add their input to their output.
     """
 
     use_alibi: bool = False

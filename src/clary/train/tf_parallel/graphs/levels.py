@@ -57,7 +57,7 @@ def held_back(graph: Graph, levels: dict[str, int], changed: Mapping[str, int]) 
     """Return the levels that must wait for the previous microbatch, since it changes a variable that they read.
 
     Args:
-        changed: by operation, the number that identifies the changed variable that the operation reads or writes.
+        changed: by operation, the number that identifies the model variable that the operation reads or writes.
 
     Returns: (part, reading level, writing level) for each write later than a read.
     """

@@ -1,6 +1,6 @@
 """A graph's nodes without TensorFlow, for planning.
 
-Where: `placement` makes the graph of a traced step; `levels`, `work` and the digest of `plan` read it. Pure.
+Where: `placement` makes the graph of a traced step; `levels`, `work`, `timetable` and `plan` read it. Pure.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Node:
         kind: TensorFlow's name of the operation's type.
         inputs: results that are its inputs, in order.
         controls: names of operations that must run before it.
-        part: the partition that runs it; None for an operation outside of the model, which every rank that needs its
-            results runs.
+        part: the partition that runs it; None for constants and operations outside of the model, which every rank
+            that needs their results runs.
         has_effect: whether it has effects beyond its results, so that it must run exactly once.
         is_fed: whether its value comes from outside: an argument of the step, or a variable.
     """
@@ -73,7 +73,7 @@ class Graph:
         return self.nodes[name]
 
     def ancestors(self, names: Iterable[str]) -> set[str]:
-        """Return these operations, and all operations on which they depend."""
+        """Return these operations, and all operations on which they depend by their inputs."""
         found: set[str] = set()
         waiting = list(names)
         while waiting:

@@ -1,8 +1,8 @@
 """Work of one rank in a step: its operations, and the messages that it sends and receives.
 
-Where: `plan` calls it on every rank, after all ranks have told each other which results of the model their operations
-outside of the model need. Pure; values that concern several ranks, such as the messages, are computed equally on all
-ranks.
+Where: `plan` calls `own_demands` on every rank, and `find_work` after all ranks have told each other which results of
+the model their operations outside of the model need. Pure; values that concern several ranks, such as the messages, are
+computed equally on all ranks.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Share:
     Args:
         receives: by level, the numbers of the messages that must arrive before the level.
         sends: by level, the numbers of the messages to send after the level.
-        waits: (level, level that the previous microbatch must have ended before).
+        waits: pairs of levels: a microbatch begins the first only after the previous microbatch has ended the second.
     """
 
     receives: Mapping[int, tuple[int, ...]]

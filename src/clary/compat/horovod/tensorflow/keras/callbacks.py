@@ -21,7 +21,8 @@ class BroadcastGlobalVariablesCallback(_Callback):
     Args:
         root_rank: rank that sends.
         device: device of inputs and results.
-        local_variables: one or several variables that keep their value on each rank.
+        local_variables: one or several variables of the model that keep their value on each rank; no effect in graphs
+            of TensorFlow 1.
     Raises: ValueError for other objects as local variables.
     """
 

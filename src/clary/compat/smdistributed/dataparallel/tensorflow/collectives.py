@@ -33,8 +33,8 @@ def allreduce(
         compression: Compression.none or Compression.fp16.
         op: a `ReduceOp`; AVERAGE only for floating-point types.
         grad: the name that scripts for the first versions use for `tensor`.
-    Raises: TypeError without a tensor or with both names; ValueError for an index outside of `num_params`;
-    CollectiveError.
+    Raises: TypeError without a tensor, with both names, or for AVERAGE of another type; ValueError for an index outside
+    of `num_params`; CollectiveError.
     """
     if (tensor is None) == (grad is None):
         raise TypeError("allreduce takes one tensor: allreduce(tensor, param_index, num_params)")
@@ -51,7 +51,7 @@ def oob_allreduce(tensor: Any, compression: Any = Compression.none, op: ReduceOp
         tensor: of a floating type; of any shape, equal on all ranks.
         compression: Compression.none or Compression.fp16.
         op: AVERAGE.
-    Raises: NotImplementedError for another op; CollectiveError.
+    Raises: NotImplementedError for another op; TypeError for another type; CollectiveError.
     """
     if op is not ReduceOp.AVERAGE:
         raise NotImplementedError(f"oob_allreduce computes ReduceOp.AVERAGE only, got {op}: use allreduce")

@@ -54,10 +54,16 @@ def rank() -> int:
 
 
 def local_size() -> int:
-    """Return the number of ranks on this host; CollectiveError before `init`."""
+    """Return the number of ranks on this host.
+
+    Raises: CollectiveError before `init`; ValueError if the launcher has not set it.
+    """
     return process.local_size()
 
 
 def local_rank() -> int:
-    """Return this process's rank on its host; CollectiveError before `init`."""
+    """Return this process's rank on its host.
+
+    Raises: CollectiveError before `init`; ValueError if the launcher has not set it.
+    """
     return process.local_rank()

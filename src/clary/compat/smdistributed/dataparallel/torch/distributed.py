@@ -1,6 +1,6 @@
 """The module `dist` of SMDDP 1.3 and before, over torch.distributed with the backend `smddp`.
 
-The only group holds all ranks. An asynchronous call returns a handle with `wait()`, any other call returns None.
+The only group holds all ranks. An asynchronous collective returns a handle with `wait()`, any other collective None.
 Source: sagemaker-python-sdk `doc/api/training/sdp_versions/v1.2.x/smd_data_parallel_pytorch.rst`.
 """
 
@@ -155,9 +155,9 @@ def barrier(group: object = group.WORLD, async_op: bool = False) -> Any:
 
 
 def check_group(group: object) -> None:
-    """Check that a group is None or WORLD.
+    """Check that a group is `group.WORLD` of this module or of torch.distributed.
 
-    Raises: ValueError for another group.
+    Raises: ValueError for another group, and for None.
     """
     is_default = torch.distributed.is_initialized() and group is torch.distributed.group.WORLD
     if group != _WORLD and not is_default:

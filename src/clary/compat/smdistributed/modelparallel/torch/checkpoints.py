@@ -93,7 +93,8 @@ def save_checkpoint(
         translate_if_full: write a whole model under transformers' names, for modules that came from transformers.
         num_kept_partial_checkpoints: number of newest partial checkpoints to keep; None keeps all.
 
-    Raises: OSError; ValueError without a model, for an invalid tag, or for fewer than 1 checkpoint to keep.
+    Raises: OSError; ValueError without a model, for an invalid tag, for fewer than 1 checkpoint to keep, or for an
+        optimizer other than the program's.
     """
     folders.save_checkpoint(
         runtime.current(),

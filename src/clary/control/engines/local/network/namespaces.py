@@ -1,6 +1,6 @@
 """Namespaces of this process, through libc: Python has these calls from 3.12 on.
 
-Where: the anchor (`network_building`) makes namespaces with it, `network_faults` joins them.
+Where: the anchor (`network_building`) makes namespaces with it, `network_faults` and `disk_faults` join them.
 Source: unshare(2), setns(2), user_namespaces(7).
 """
 
@@ -12,7 +12,7 @@ import os
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWNET = 0x40000000
 
-# Kernel settings that may forbid user namespaces: sysctl file -> the forbidding value, and the systems that set it.
+# Kernel settings that may forbid user namespaces: sysctl file, and the value that forbids them.
 _USER_NAMESPACE_SWITCHES = (
     ("/proc/sys/user/max_user_namespaces", "0"),
     ("/proc/sys/kernel/unprivileged_userns_clone", "0"),

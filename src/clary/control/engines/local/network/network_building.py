@@ -19,8 +19,9 @@ from clary.control.engines.local.network.network_spec import LOOPBACK, HostSpec,
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21  # linux/capability.h
 BRIDGE = "br0"
 
-# Token bucket: 2 ms of the rate, never less than one 32 KiB write, and not less than 256 KiB from 1 Gbit/s on. Measured
-# with tbf on veth, such a bucket reaches at least 95 % of the rate from 100 Mbit/s to 10 Gbit/s.
+# Token bucket: 2 ms of the rate, never less than one 32 KiB write, not less than 256 KiB from 1 Gbit/s on, and never
+# more than 1 MiB. Measured with tbf on veth, such a bucket reaches at least 95 % of the rate from 100 Mbit/s to 10
+# Gbit/s.
 BURST_S = 0.002
 MIN_BURST_BYTES = 32 * 1024
 GIGABIT_BYTES_S = 125_000_000

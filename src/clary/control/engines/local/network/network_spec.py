@@ -1,6 +1,6 @@
 """The specification of a job's network, and the files that the engine and the anchor exchange.
 
-Where: `anchors` writes the spec into the attempt's folder, the anchor (`fabric`) reads it and answers with the ready
+Where: `anchors` writes the spec into the pool's folder, the anchor (`fabric`) reads it and answers with the ready
 file. Standard library only.
 """
 
@@ -60,7 +60,7 @@ class NetworkSpec(NamedTuple):
 
 
 def read_spec(path: str) -> NetworkSpec:
-    """Read a file of `write_spec`; raises OSError and ValueError."""
+    """Read a file of `write_spec`; raises OSError, and ValueError, KeyError or TypeError for other content."""
     data = read_document(path)
     return NetworkSpec(
         folder=data["folder"],

@@ -53,6 +53,7 @@ def open_tap(name: str, *, with_segments: bool) -> int:
     """Create a TAP device in the network namespace of this thread and return its descriptor, non-blocking.
 
     Args:
+        name: name of the device.
         with_segments: whether frames may be TCP segments of up to 64 KiB.
     Raises: OSError naming /dev/net/tun if the device may not be opened.
     """
@@ -94,7 +95,7 @@ class TapSwitch:
 
     def run(self) -> None:
         """Switch until the stop pipe is closed; blocks."""
-        # select() takes microseconds where epoll takes milliseconds, and the ports are few.
+        # Timeouts of select() have a resolution of microseconds, those of epoll of milliseconds; the ports are few.
         _lower_timer_slack()
         gc.disable()  # the switch makes no cycles, and a collection would show up as jitter
         descriptors = [port.descriptor for port in self._ports]

@@ -12,7 +12,7 @@ class NoneCompressor:
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return the tensor and its type."""
+        """Return the tensor, and None as the context for `decompress`."""
         return tensor, None
 
     @staticmethod
@@ -22,7 +22,7 @@ class NoneCompressor:
 
 
 class FP16Compressor:
-    """Sends floating tensors as float16, and also sums them in float16."""
+    """Sends floating tensors as float16; sums are rounded to float16, too."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:

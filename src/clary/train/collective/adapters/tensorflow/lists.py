@@ -1,8 +1,9 @@
 """Exchange of lists of NumPy arrays over a group by few operations.
 
-Arrays of one type share a block (`layout`); results are views of the block, not copies. All ranks pass the same number
-of arrays, of the same shapes and types, in the same order. The first time, a list is compared with the other ranks'
-lists, since two different lists can fill blocks of the same size.
+A reduction puts the arrays of one type into one block (`layout`), a broadcast puts all arrays into one. Results are
+views of a block, not copies. All ranks pass the same number of arrays, of the same shapes and types, in the same order.
+The first time, a list is compared with the other ranks' lists, since two different lists can fill blocks of the same
+size.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Memory of eager tensors as NumPy arrays, and of NumPy arrays as tensors.
 
-Tensor and array share the memory, for every type that DLPack supports and for bfloat16 (TensorFlow 2.21). Other
-versions of TensorFlow may make a copy, which is also correct.
+Tensor and array share the memory, for bool, for every integer and floating type that DLPack supports, and for bfloat16
+(TensorFlow 2.21). Other versions of TensorFlow may make a copy, which is also correct.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def array_of(tensor: Any) -> np.ndarray:
 def tensor_of(array: np.ndarray) -> Any:
     """Return an eager tensor that uses the memory of an array, which must not be written from now on.
 
-    A read-only or unaligned array is copied: TensorFlow would abort the process for memory that does not begin at a
-    multiple of 64 bytes.
+    A read-only, unaligned or complex array is copied: TensorFlow would abort the process for memory that does not begin
+    at a multiple of 64 bytes.
     """
     if array.dtype.name == _BFLOAT16:  # not supported by NumPy's DLPack
         return tf.bitcast(tensor_of(array.view(np.uint16)), tf.bfloat16)

@@ -69,14 +69,14 @@ class Process:
     def local_rank(self, environ: Mapping[str, str] = os.environ) -> int:
         """Return this process's rank on its host.
 
-        Raises: CollectiveError before `init`; ValueError if the launcher has not set it.
+        Raises: CollectiveError before `init`; ValueError if the launcher has not set it for a group of several ranks.
         """
         return self._count(environ, _LOCAL_RANK)
 
     def local_size(self, environ: Mapping[str, str] = os.environ) -> int:
         """Return the number of ranks on this host.
 
-        Raises: CollectiveError before `init`; ValueError if the launcher has not set it.
+        Raises: CollectiveError before `init`; ValueError if the launcher has not set it for a group of several ranks.
         """
         return self._count(environ, _LOCAL_SIZE)
 

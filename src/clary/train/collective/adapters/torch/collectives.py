@@ -416,12 +416,12 @@ class Collectives:
         return self._run(asked, opts, outputs, (sources, buffers), finish)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
-        """End when every rank has called `barrier`."""
+        """Return a work that ends when every rank has called `barrier`."""
         opts = opts if type(opts) is BarrierOptions else options_of(BarrierOptions, opts, timeout)
         return self._run(Operation(Kind.BARRIER), opts, ())
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """End when every rank has called `monitored_barrier`; the error names only the first missing rank."""
+        """Wait until every rank has called `monitored_barrier`; the error names only the first missing rank."""
         limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
         self._core.run(Operation(Kind.BARRIER, timeout_s=limit_s))
 

@@ -5,12 +5,12 @@
 
 Call it once, before the first step. It can make the loss worse, so compare the loss (docs/benchmarks.md, `shrink`).
 
-What "half on the wire" means here: hooks divide by the number of ranks and then round to 16 bits, once. The core adds
-in float32 and rounds the result of each addition once. The ranks of one host are added in one addition. Between hosts,
-the direct exchange makes one addition for all hosts; ring and halving-doubling make one per host. Partial sums that
-travel between hosts are 16 bit numbers. PowerSGD's factors are float32. PowerSGD starts a collective when an earlier
-one ends; this order is the same on all ranks only within a bucket. A model that it compresses therefore gets one bucket
-per type of gradients.
+Precision of fp16 and bf16: hooks round to 16 bits, then divide by the number of ranks and round once more. The core
+adds in float32 and rounds the result of each addition once. The ranks of one host are added in one addition. Between
+hosts, the one-shot and the direct exchange make one addition for all hosts, the ring makes one per further host, and
+halving-doubling makes log2 of the number of hosts. Partial sums that travel between hosts are 16 bit numbers.
+PowerSGD's factors have the type of the gradients. PowerSGD starts a collective when an earlier one ends; this order is
+the same on all ranks only within a bucket. A model that it compresses therefore gets one bucket per type of gradients.
 """
 
 # No annotations from __future__: torch checks the annotations of hooks, which must be types.

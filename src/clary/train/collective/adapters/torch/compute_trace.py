@@ -55,7 +55,7 @@ class _ComputeTrace:
                 first.register_hook(lambda _: self._begin_backward(f"backward {_name(module)}"))
 
     def _begin_backward(self, name: str) -> None:
-        """Called in torch's thread of the backward pass, once a module."""
+        """Called in torch's thread of the backward pass, once for each call of a module."""
         now_ns = time.perf_counter_ns()
         if self._backward_name:
             self._writer.span(COMPUTE, self._backward_name, self._backward_ns, now_ns)

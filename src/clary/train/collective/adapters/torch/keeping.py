@@ -1,9 +1,9 @@
 """Keeps Work objects alive for C++ in versions of torch that do not.
 
-Where: `collectives` hands every Work object that it returns to `keep`; the object is dropped after a call of its `wait`
-or `get_future`. C++ callers hold only the C++ half of a Work object. When the Python half is garbage-collected, calls
-reach the methods of the base class, whose `wait` never ends. torch holds both halves (PyWorkHolder) since some version
-after 2.6; this module can be removed when that version is the oldest supported one.
+Where: `collectives` and `staging` hand the Work objects that they make to `keep`; an object is dropped after a call of
+its `wait` or `get_future`. C++ callers hold only the C++ half of a Work object. When the Python half is
+garbage-collected, calls reach the methods of the base class, whose `wait` never ends. torch holds both halves
+(PyWorkHolder) since some version after 2.6; this module can be removed when that version is the oldest supported one.
 """
 
 from __future__ import annotations

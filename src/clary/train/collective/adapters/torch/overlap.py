@@ -1,8 +1,9 @@
 """Fits the buckets of a DistributedDataParallel to its model and its network.
 
-Where: a script calls `tune_buckets(ddp)` once, before training. Then some steps of training are measured: when each
-gradient is ready, and how long reductions take. `collective.buckets` makes a plan from that, and the model gets a new
-reducer for the rest of training. All ranks plan from the same numbers, the slowest rank's, so they agree.
+Where: a script, or DistributedDataParallel of `smdistributed.dataparallel`, calls `tune_buckets(ddp)` once, before
+training. Then some steps of training are measured: when each gradient is ready, and how long reductions take.
+`collective.buckets` makes a plan from that, and the model gets a new reducer for the rest of training. All ranks plan
+from the same numbers, the slowest rank's, so they agree.
 
 torch has no public interface for this. This module therefore sets the caps and calls `_ddp_init_helper`, as torch
 itself does after unpickling (torch 2.6 to 2.13). Since 2.13, torch takes a list of caps, and so an exact plan. Earlier
@@ -135,9 +136,9 @@ def tune_buckets(model: DistributedDataParallel, *, num_steps: int = MEASURED_ST
     After SETTLING_STEPS and `num_steps` steps the next forward pass takes longer, because all ranks together measure
     some reductions. Results of training change only by the order in which gradients are added.
 
-    Some models keep their buckets: with a communication hook, whose state may depend on buckets;
-    with find_unused_parameters, where torch fixes buckets before it knows the order; on a GPU, where the host does not
-    know when a gradient is ready; with sparse gradients; and inside `join`.
+    Some models keep their buckets: in a group of one rank; with a communication hook, whose state may depend on
+    buckets; without torch's own reducer; with find_unused_parameters, where torch fixes buckets before it knows the
+    order; on a GPU, where the host does not know when a gradient is ready; with sparse gradients; and inside `join`.
 
     Returns: an object whose `outcome` later has the result.
     Raises: ValueError if `num_steps` is below 1.

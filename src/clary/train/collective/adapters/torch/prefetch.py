@@ -16,7 +16,7 @@ NUM_AHEAD = 1
 
 
 def gather_ahead(model: Any, layers: Sequence[Any], *, num_ahead: int = NUM_AHEAD) -> None:
-    """Have each layer gathered while those before it compute.
+    """Gather each layer while the layers before it compute.
 
     Args:
         model: the outermost module that was sharded.

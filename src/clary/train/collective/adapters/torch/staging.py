@@ -91,7 +91,7 @@ class CudaStreams:
         return torch.cuda.stream(self._up)  # type: ignore[no-any-return]
 
     def make_future(self) -> torch.futures.Future[Any]:
-        """Return a future that knows the GPU."""
+        """Return a future whose results lie on the GPU."""
         return torch.futures.Future(devices=[self._device])
 
 
@@ -142,7 +142,7 @@ class StagedWork(Work):
         return self._ended.is_set()
 
     def is_success(self) -> bool:
-        """Whether the operation has had no error so far."""
+        """Whether the operation has ended without an error."""
         return self._ended.is_set() and self._error is None
 
     def exception(self) -> BaseException | None:

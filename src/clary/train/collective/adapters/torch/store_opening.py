@@ -45,8 +45,8 @@ def wait_until_open(hostname: str, port: int, *, limit_s: float = LIMIT_S) -> bo
 
     Args:
         hostname: name or address of the host.
-        port: its TCP port; for a port that no connection can have, the answer is False at once.
-        limit_s: the longest wait, in seconds.
+        port: its TCP port; port 0 cannot be connected to, and is tried only once.
+        limit_s: seconds after which no further attempt begins.
     """
     deadline_s = time.monotonic() + limit_s
     pause_s = _FIRST_PAUSE_S

@@ -134,7 +134,7 @@ def single(tensors: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
     """Return the one tensor of a list.
 
     Raises:
-        ValueError: there are several, which once meant several devices a process.
+        ValueError: the list is empty, or has several tensors, which once meant several devices a process.
     """
     if len(tensors) != 1:
         raise ValueError(f"backend smddp: {operation} takes one tensor a rank, got {len(tensors)}")

@@ -1,7 +1,7 @@
 """Work objects, on which torch waits until operations have ended.
 
-Where: `process_group` returns one of these for every call. DDP and FSDP wait on the future or on the work itself;
-`completion` ends the futures of operations that are under way.
+Where: `collectives` returns one of these for every call on host memory. DDP and FSDP wait on the future or on the work
+itself; `completion` ends the futures of operations that are under way.
 """
 
 from __future__ import annotations

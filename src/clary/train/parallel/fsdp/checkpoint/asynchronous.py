@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.planner import WriteItemType
 
 from clary.train.parallel.fsdp.checkpoint.saving import Saving, plan_saving
 
-# Limit of the wait for this rank's files; below torch's timeout of 1800 s, so that the other ranks get the reason.
+# Limit of the wait for this rank's files; below gloo's timeout of 1800 s, so that the other ranks get the reason.
 WRITE_LIMIT_S = 1500.0
 
 
@@ -210,7 +210,7 @@ def async_save(
     s3_region: str | None = None,
     s3client_config: Any = None,
 ) -> int:
-    """Save as `saving.save` does, but return once this rank's part is copied to host memory.
+    """Save as `saving.save` does, but return once all ranks have copied their parts to host memory.
 
     Every rank of the group calls it.
 

@@ -75,7 +75,8 @@ def whole_optimizer_state(model: Any, taken: State, *, is_rank0_only: bool) -> S
 
     Args:
         taken: as `optim_state_dict` of FSDP returns it, by names of parameters.
-        is_rank0_only: whether only rank 0 gets the state; other ranks return an empty state.
+        is_rank0_only: whether only the first rank of the slice groups and of FSDP's group gets the state; other ranks
+            return an empty state.
 
     Raises: ValueError if a parameter's state has a shape that cannot be joined, such as a factored moment.
     """

@@ -91,7 +91,7 @@ def sm_state_dict_type(
 
 @torch.no_grad()
 def model_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return this rank's elements of parameters and its buffers; the tensors share the model's memory.
+    """Return this rank's elements of parameters and its persistent buffers; the tensors share the model's memory.
 
     Raises: RuntimeError between forward and backward pass if a unit is not resharded in between.
     """
@@ -138,7 +138,8 @@ def load_model_state(model: nn.Module, state: Mapping[str, torch.Tensor]) -> Non
 def init_optim_state(optimizer: torch.optim.Optimizer, skip_empty_param: bool = False) -> None:
     """Create an optimizer's state as its first step does, so that a state can be loaded into it.
 
-    Parameters stay unchanged: a step with learning rate 0 runs, and the step count is reset.
+    Parameters stay unchanged: a step with learning rate 0 runs, and the step count is reset. An optimizer that has a
+    state keeps it.
 
     Args:
         skip_empty_param: create no state for parameters without an element on this rank.

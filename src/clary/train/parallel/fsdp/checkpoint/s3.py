@@ -1,7 +1,7 @@
 """Checkpoint files in S3, for the file system writers and readers of torch.
 
-A file becomes an object only when it is closed without an error, so an object is either complete or absent. Reads fetch
-ranges of one version of the object. boto3 is imported when the first file is opened: jobs that save in folders do not
+A file becomes an object only when its context ends without an error, so an object is either complete or absent. Reads
+fetch ranges of one version of the object. boto3 is imported at the first access to S3: jobs that save in folders do not
 need it.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from clary.train.parallel.fsdp.checkpoint.s3_errors import is_absent, is_changed, retry_with_jitter
 
 PART_BYTES = 64 << 20  # size of a part of a multipart upload, as in the original
-_READ_BYTES = 8 << 20  # most bytes that one request fetches
+_READ_BYTES = 8 << 20  # size of a reader's buffer
 _REGION = re.compile(r"s3[.-](?:dualstack\.)?([a-z]{2}(?:-[a-z]+)+-\d)\.")
 
 _making = threading.Lock()  # threads may share a client, but must not create clients concurrently: they share a session

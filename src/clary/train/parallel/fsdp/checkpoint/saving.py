@@ -1,8 +1,8 @@
 """Writing of distributed checkpoints in three phases: all ranks plan, each writes its data, all finish.
 
 Where: `save` runs the three phases in a row; `asynchronous` runs the second in a thread. Planner, writer and format are
-those of torch.distributed.checkpoint. Only planning and finishing communicate, so a writing thread never interferes
-with collectives of training.
+those of torch.distributed.checkpoint. The writing does not communicate, so a writing thread never interferes with
+collectives of training.
 
 [Note: whole or not] The file `.metadata` makes a folder a checkpoint. It is renamed into place last, after all ranks
 have written; our writers remove an older `.metadata` before any rank overwrites its data. An interrupted save leaves a
@@ -196,7 +196,7 @@ def save(
         s3_region: region of the bucket; None is boto3's default from environment and configuration.
         s3client_config: a botocore Config.
 
-    State after failure: no checkpoint is at this path; an earlier one there is lost.
+    State after failure: the new checkpoint is absent; an earlier one at this path is lost unless planning failed.
     Returns: the metadata on the coordinator, None elsewhere.
     Raises: ValueError for an invalid path or rank; CheckpointError on all ranks, naming the failed ranks.
     """

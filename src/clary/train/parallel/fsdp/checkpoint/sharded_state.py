@@ -1,7 +1,7 @@
 """Sharded states of cut models: each slice lies in FSDP's shards, and no tensor is gathered.
 
-Where: `full_state` calls these functions first. A checkpoint has a folder for each slice, which the ranks that hold its
-shards save:
+Where: `full_state` calls these functions around FSDP's methods; `slice_groups` and `sharded_optimizer` use the groups.
+A checkpoint has a folder for each slice, which the ranks that hold its shards save:
 
     tp2-0/    __0_0.distcp  __1_0.distcp  .metadata      shards 0 and 1 of slice 0 of 2
     tp2-1/    __0_0.distcp  __1_0.distcp  .metadata

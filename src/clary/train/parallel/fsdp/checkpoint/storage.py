@@ -121,7 +121,7 @@ def make_writer(path: Any, *, s3_region: str | None, s3client_config: Any, num_t
         s3client_config: a botocore Config, or None.
         num_threads: number of threads that write this rank's data.
 
-    Raises: ValueError if the path is empty, not a path, or an S3 path with one slash missing.
+    Raises: ValueError if the path is empty, not a path, or an S3 path in a `Path`, which removes a slash.
     """
     return DistributedFileSystemWriter(
         _checked(path), s3_region=s3_region, s3client_config=s3client_config, thread_count=num_threads
@@ -136,7 +136,7 @@ def make_reader(path: Any, *, s3_region: str | None, s3client_config: Any) -> An
         s3_region: region of the bucket; None is boto3's default from environment and configuration.
         s3client_config: a botocore Config, or None.
 
-    Raises: ValueError if the path is empty, not a path, or an S3 path with one slash missing.
+    Raises: ValueError if the path is empty, not a path, or an S3 path in a `Path`, which removes a slash.
     """
     return DistributedFileSystemReader(_checked(path), s3_region=s3_region, s3client_config=s3client_config)
 

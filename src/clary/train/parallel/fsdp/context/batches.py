@@ -64,7 +64,8 @@ def part_loss(logits: torch.Tensor, following: torch.Tensor, group: TensorGroup,
 
     Args:
         logits: [B, S, V]; `following`: result of `next_labels`, [B, S].
-        num_items: divisor of the summed losses, as transformers' `num_items_in_batch`; None is the number of labels.
+        num_items: divisor of the summed losses, as transformers' `num_items_in_batch`; the result is then not
+            multiplied by the size of the group. None is the number of labels.
     """
     total = functional.cross_entropy(
         logits.flatten(0, -2).float(), following.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"

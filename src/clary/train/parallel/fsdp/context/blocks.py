@@ -1,9 +1,9 @@
 """Attention of some queries to some keys, computed as one block of a softmax over a larger set of keys.
 
 Shapes: B rows, H heads, S queries, P keys, D channels. `sums` [B, H, S] hold the log-sum-exp of each query's scores, in
-float32: `merge` combines two blocks of the same queries, weighted by their sums, and each block's gradient follows from
-the sums over all keys. Torch's kernels compute a block if they support it; else this module does, some queries at a
-time.
+float32 or wider: `merge` combines two blocks of the same queries, weighted by their sums, and each block's gradient
+follows from the sums over all keys. Torch's kernels compute a block if they support it; else this module does, some
+queries at a time.
 Source: arXiv 2205.14135 section 3.1 (FlashAttention), 2310.01889.
 """
 

@@ -27,7 +27,7 @@ _running = threading.local()
 
 
 class Attending(Protocol):
-    """A callable in place of flash-attn: takes queries, keys and values [B, H, S, D], returns [B, H, S, D]."""
+    """An object that computes attention in place of flash-attn."""
 
     def attend(
         self,

@@ -4,7 +4,8 @@ Shapes: B rows, H heads, G heads of keys and values, S positions of a part, D ch
 
 Each rank computes with the keys it holds while it sends them to the next rank; after n - 1 sends it has seen all keys.
 Backward passes keys and values around once more, followed by their gradients, to which each rank adds its own; after n
-sends the gradients reach the ranks that own the keys. No rank ever holds more than two parts of keys and values.
+sends the gradients reach the ranks that own the keys. A rank holds at most three parts of keys and values at once: its
+own, the part in use, and the part that arrives.
 Source: arXiv 2310.01889 (ring attention); arXiv 2311.09431 (parts of equal cost).
 """
 

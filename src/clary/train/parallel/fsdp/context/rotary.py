@@ -18,7 +18,7 @@ _SEQUENCE = -1  # the dimension of position_ids
 def lengthen(model: nn.Module, size: int) -> None:
     """Make a model's rotary embeddings compute for sequences `size` times as long as the rank's part.
 
-    Affects modules whose class is named ...RotaryEmbedding, that take `seq_len` or `position_ids` by keyword, or
+    Affects modules whose class is named ...RotaryEmbedding..., that take `seq_len` or `position_ids` by keyword, or
     `position_ids` as the second argument, and that return cosines and sines.
     """
     for module in model.modules():

@@ -44,8 +44,8 @@ def spread_sequences(model: nn.Module, group: TensorGroup, communication: str = 
     rank of the group calls the model at the same time, with parts of one shape.
 
     Args:
-        communication: "p2p" passes keys and values around, and holds those of two ranks at once; "all_gather" holds
-            those of all ranks.
+        communication: "p2p" passes keys and values around, and holds those of at most three ranks at once; "all_gather"
+            holds those of all ranks.
 
     Raises: ValueError if the model is not supported, or `communication` has another value; the model is unchanged then.
     """
@@ -162,7 +162,7 @@ def _by_name(bound: inspect.BoundArguments) -> dict[str, Any]:
 
 
 def _check_mask(mask: torch.Tensor | None) -> None:
-    """Raise ValueError for a mask that excludes tokens; see [Note: masks]."""
+    """Raise ValueError for a mask that excludes tokens or does not have two dimensions; see [Note: masks]."""
     if mask is None:
         return
     if mask.dim() != 2 or not bool((mask == 1).all()):

@@ -15,10 +15,12 @@ class MoEConfig:
 
     Args:
         smp_moe: False keeps the model's own layers; invalid with expert_parallel_degree above 1.
-        random_seed: seed of `global_token_shuffle`; each rank adds its expert parallel rank.
+        random_seed: seed of `global_token_shuffle`, and of experts' initial values in delayed initialisation; each rank
+            adds its expert parallel rank.
         moe_load_balancing: "none" is the model's own routing without an added loss. "aux_loss" adds a loss that is
             lowest if all experts get the same share of tokens. "sinkhorn" chooses experts by scores that are scaled
-            until all experts are in equal demand; "balanced" gives no expert more than its share of tokens, rounded up.
+            until all experts are in equal demand; "balanced" lets no expert accept more than its share of tokens,
+            rounded up, and tokens that too few experts accept come on top.
             In each case the chosen experts' weights come from the router's scores. See `routing`.
         global_token_shuffle: whether tokens are mixed over the ranks of a group before they are routed, so that
             balancing sees the batches of many ranks; the result keeps the order of tokens.

@@ -30,9 +30,11 @@ _PROPOSAL_ROUNDS = 200  # in practice a few tens suffice; otherwise the remainin
 
 @dataclass(frozen=True, eq=False)
 class Routes:
-    """Args:
-    experts: [T, K], int64, K different experts of each token.
-    weights: [T, K], weight of each expert's output.
+    """The chosen experts of tokens, and the weights of their outputs.
+
+    Args:
+        experts: [T, K], int64, K different experts of each token.
+        weights: [T, K], weight of each expert's output.
     """
 
     experts: torch.Tensor
@@ -107,11 +109,12 @@ def sinkhorn_scores(logits: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def even_choice(logits: torch.Tensor, top_k: int) -> torch.Tensor:
-    """Return K experts for each token, [T, K], so that no expert has more than T K / E of them, rounded up.
+    """Return K experts for each token, [T, K]; no expert accepts more than T K / E of them, rounded up.
 
     Tokens propose to their best experts; an expert with too many proposals keeps the tokens with the highest
     probability for it, and the refused tokens propose to their next best experts. The result is a stable matching. A
-    token that fewer than K experts accept is also assigned to the best of the experts that refused it.
+    token that fewer than K experts accept is also assigned to the best of the experts that refused it; these experts
+    then exceed their shares.
     """
     num_tokens, num_experts = logits.shape
     share = -(-num_tokens * top_k // num_experts)

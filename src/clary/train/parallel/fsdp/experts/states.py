@@ -1,7 +1,7 @@
 """States of experts that are modules, each of which lies whole on one rank under its number in the layer.
 
-Where: `full_state` calls these functions around FSDP's methods. Experts in fused parameters need none of these
-functions, as they are slices (`cuts`) of the same name on every rank.
+Where: `full_state` and `sharded_state` call these functions around FSDP's methods. Experts in fused parameters need no
+such function, as they are slices (`cuts`) of the same name on every rank.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 [Note: equal parts] Ranks of a tensor group must hold equal values of parameters that are not cut, or the ranks diverge.
 Slices may be drawn independently on every rank: together they are a random draw too. So only parameters that stay whole
-are sent.
+are sent, unless rank 0 sends all its weights.
 """
 
 from __future__ import annotations

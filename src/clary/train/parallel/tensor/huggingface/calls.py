@@ -120,7 +120,7 @@ def is_newer() -> bool:
 
 
 def layer_mask(mask: Any, hidden: torch.Tensor, who: str) -> Any:
-    """Return a layer's mask: transformers' 4-dimensional mask, or a new one if it is missing. Collective.
+    """Return a layer's mask: transformers' 4-dimensional mask, or a new one if only other ranks have one. Collective.
 
     Args:
         mask: None if transformers omits it, as it does if no row of this rank's batch is padded.

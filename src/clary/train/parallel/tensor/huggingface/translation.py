@@ -1,8 +1,8 @@
 """Conversion of states between transformers checkpoints and distributed modules: names and shapes.
 
 "Ours" are names and tensors of distributed modules, "theirs" are names and tensors of transformers. States here hold
-whole tensors, not slices. Names may have any prefix, such as the path of a module around the model; keys without a rule
-are unchanged.
+whole tensors, not slices. Names may have any prefix, such as the path of a module around the model. Keys without a rule
+are unchanged, except layers' masks and computed buffers of older versions, which are left out.
 """
 
 from __future__ import annotations

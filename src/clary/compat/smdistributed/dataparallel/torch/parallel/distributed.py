@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 from clary.train.collective.adapters.torch.overlap import tune_buckets
 
 _PARAMETERS = inspect.signature(TorchDistributedDataParallel).parameters
-_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"  # before torch 2.13
+# The argument is called broadcast_buffers before torch 2.13.
+_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"
 
 
 class DistributedDataParallel(TorchDistributedDataParallel):

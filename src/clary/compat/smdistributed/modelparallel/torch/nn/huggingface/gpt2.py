@@ -1,4 +1,4 @@
-"""Translators of state dicts between the names of transformers' gpt2 and those of SMP."""
+"""Translators of state dicts between the names of transformers' gpt2 and the names of SMP."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Translators of state dicts between the names of transformers' gptj and those of SMP."""
+"""Translators of state dicts between the names of transformers' gptj and the names of SMP."""
 
 from clary.train.parallel.tensor.huggingface.reader import translators
 

@@ -1,4 +1,4 @@
-"""Names of states of transformers' gptneo, to and from names of SMP."""
+"""Translators of state dicts between the names of transformers' gptneo and the names of SMP."""
 
 from clary.train.parallel.tensor.huggingface.reader import translators
 

@@ -1,4 +1,7 @@
-"""Names of states of transformers' llama, to and from names of SMP, and hooks for its layers, an addition of Clary."""
+"""Translators of state dicts between the names of transformers' llama and the names of SMP, and hooks for its layers.
+
+The module is an addition of Clary.
+"""
 
 from functools import partial
 
