@@ -53,9 +53,13 @@ def place_of(connection: Connection, job: str, thing: str) -> str:
             raise WireError("NotFound", f"{job} has no CheckpointConfig: it keeps no checkpoints in S3")
         return uri.rstrip("/") + "/"
     if thing == CODE:
-        uri = request.hyperparameters.get("sagemaker_submit_directory", "").strip('"')
-        if not uri.startswith("s3://"):
-            raise WireError("NotFound", f"{job} was given no code as an archive (sagemaker_submit_directory)")
+        uri = request.code_uri
+        if uri is None:
+            raise WireError(
+                "NotFound",
+                f"{job} was given no code by an SDK: it has neither sagemaker_submit_directory nor "
+                "the channels code and sm_drivers",
+            )
         return uri
     return request.output.model_uri if thing == MODEL else request.output.output_uri
 

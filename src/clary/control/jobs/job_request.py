@@ -182,6 +182,16 @@ class JobRequest:
         )
 
     @property
+    def code_uri(self) -> str | None:
+        """The code in S3: an archive, or a prefix that ends with a slash (SDK v3's channel `code`); None without."""
+        archive = self.hyperparameters.get("sagemaker_submit_directory", "").strip('"')
+        if archive.startswith("s3://"):
+            return archive
+        uris = {channel.name: channel.s3_uri for channel in self.channels}
+        uri = uris.get("code") if "sm_drivers" in uris else None
+        return uri if uri is None or uri.endswith(".tar.gz") else f"{uri.rstrip('/')}/"
+
+    @property
     def checkpoint_local_path(self) -> str | None:
         """Folder of checkpoints if the request has a CheckpointConfig."""
         config = self.request.get("CheckpointConfig")

@@ -1,8 +1,9 @@
-"""Stores lines that a lost host's agent had written to its spool but not sent.
+"""Stores lines that a lost host's agent had written to its spool but not sent, or notes that they are lost.
 
 Where: the reconciler calls this at the end of an attempt, before the host's folders are removed. An agent that is
 killed leaves its spool behind; lines are numbered, so the store drops lines that were sent already. A job without
-isolation can change these files, so they are read only as lines of that job's own log.
+isolation can change these files, so they are read only as lines of that job's own log. Spools on other machines (boxes,
+nodes of Slurm) are out of reach here.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from clary.control.store.errors import SequenceGap
 MAX_FILE_BYTES = 64 * 1024 * 1024  # four times the largest file that an agent writes
 BLOCKS_AT_ONCE = 64
 
+_UNSENT = "the lines that its agent had not sent, if there were any"
+
 _log = logging.getLogger(__name__)
 
 
@@ -43,7 +46,7 @@ class LineStore(Protocol):
         """
 
 
-async def salvage_lost_hosts(logs: LineStore, job: TrainingJob, clock: Clock) -> None:
+async def salvage_lost_hosts(logs: LineStore, job: TrainingJob, clock: Clock, *, told: set[str]) -> None:
     """Store unsent lines of lost hosts, and note in their logs that lines may be missing; never raises.
 
     A second call does nothing: each spool is removed once its lines are stored.
@@ -52,6 +55,7 @@ async def salvage_lost_hosts(logs: LineStore, job: TrainingJob, clock: Clock) ->
         logs: stores the lines.
         job: a job whose attempt has ended and whose host folders still exist.
         clock: gives the time of the note that is added to the logs.
+        told: log streams of hosts on other machines to which the note was added; is changed.
     """
     for stream in job.log_streams:
         host = host_of_stream(stream)
@@ -63,6 +67,9 @@ async def salvage_lost_hosts(logs: LineStore, job: TrainingJob, clock: Clock) ->
             if await asyncio.to_thread(folder.is_dir):
                 await _salvage(logs, stream, folder, host=host, base=job.log_bases.get(stream, 0), clock=clock)
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            elif stream not in told and not await asyncio.to_thread(folder.parent.exists):
+                told.add(stream)
+                await _note(logs, stream, f"clary: {host} was lost, and with it {_UNSENT}", clock)
         except (ClaryError, OSError, ValueError) as error:
             _log.warning("job %s: lines that %s had not sent are lost: %s", job.name, host, error)
 
@@ -85,7 +92,12 @@ async def _salvage(logs: LineStore, stream: str, folder: Path, *, host: str, bas
         f"clary: the agent of {host} ended without leave: {stored - first} lines came from its spool after its end;"
         f" what it had not written there {'may be' if is_whole else 'is'} missing here"
     )
-    await logs.append(stream, stored, [LogBlock(at_ms=int(clock.now().timestamp() * 1000), text=words)])
+    await _note(logs, stream, words, clock)
+
+
+async def _note(logs: LineStore, stream: str, words: str, clock: Clock) -> None:
+    at_ms = int(clock.now().timestamp() * 1000)
+    await logs.append(stream, await logs.next_sequence(stream), [LogBlock(at_ms=at_ms, text=words)])
 
 
 def _read(path: Path) -> list[LogBlock]:

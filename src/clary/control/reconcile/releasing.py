@@ -66,6 +66,7 @@ class Releaser:
         self._replaced: set[str] = set()  # job/attempt/host of lost hosts whose replacements were requested
         self._release_at_s: dict[str, float] = {}  # ended job -> monotonic time at which its hosts are released
         self._retry_at_s: dict[str, float] = {}  # job -> monotonic time at which a failed release is retried
+        self._told_lost: set[str] = set()  # log streams that say that lines of a lost machine are missing
 
     def open_tasks(self) -> list[asyncio.Task[None]]:
         """Return the running fence tasks."""
@@ -126,7 +127,7 @@ class Releaser:
             decision = await self._pools.decide(job)
             if decision.stays:
                 await self._fence_lost(job)
-            await salvage_lost_hosts(self._logs, job, self._clock)
+            await salvage_lost_hosts(self._logs, job, self._clock, told=self._told_lost)
             await self._seal_logs(job)
             if job.pool and not decision.stays:  # otherwise the pool stays, or was ended while the job waited
                 await self._pools.end(job.pool)
@@ -138,6 +139,7 @@ class Releaser:
         self._gateway.forget(job)
         self._launcher.forget(job)
         self._replaced.difference_update(_key(job, host) for host in job.hosts)
+        self._told_lost.difference_update(job.log_streams)
         self._release_at_s.pop(job.name, None)
         self._retry_at_s.pop(job.name, None)
         # The last step, because the job may be started again afterwards.

@@ -294,6 +294,13 @@ def _of_losses(samples: SampleCheck, losses: LossCheck) -> _Judgement | None:
     behind = losses.parts_after_resume
     where = "" if behind is None else f", {_ordinal(behind)} after the resume,"
     reason = f"the loss parts from the twin's at step {losses.parts_at}{where} {losses.there} for {losses.twin_there}"
+    if behind is None:
+        return (
+            Verdict.INCONCLUSIVE,
+            f"{reason}, and nothing was resumed before: the fault has changed the result, or each run of the program "
+            "gives other losses",
+            "fix the seeds of the program, and rehearse again",
+        )
     if samples.is_whole:
         return (
             Verdict.FAIL,

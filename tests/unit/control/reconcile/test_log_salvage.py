@@ -1,12 +1,14 @@
 """Lines that a killed agent left in its spool; the agent's own code writes the spool."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from clary.agent.log.log_spool import LogSpool
-from clary.contract.agent_protocol import HostPhase, LogBatch
+from clary.base.errors import EngineError, Fault
+from clary.contract.agent_protocol import HostPhase, LogBatch, LogBlock
 from clary.contract.log_blocks import SPOOL_FOLDER
 from clary.testing.control_plane import ControlPlane
 from clary.testing.fake_engine import FakeEngine
@@ -30,6 +32,8 @@ async def plane(tmp_path):
     async with ControlPlane.open(tmp_path, engine=EngineWithFolder(tmp_path / "work")) as plane:
         await plane.create(num_hosts=2)
         await plane.passes()
+        for host in ("algo-1", "algo-2"):
+            (tmp_path / "work" / host).mkdir(parents=True)
         for phase in (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING):
             for host in ("algo-1", "algo-2"):
                 await plane.agent(host=host).report(phase)
@@ -102,3 +106,30 @@ async def test_a_path_that_is_no_file_of_an_agent_is_not_followed_and_does_not_b
     (folder / name).symlink_to(secret)
     await end_without_leave(plane)
     assert await texts(plane) == []
+
+
+async def test_the_log_of_a_host_on_another_machine_says_once_that_unsent_lines_are_lost(plane, monkeypatch, tmp_path):
+    shutil.rmtree(tmp_path / "work")
+    await plane.agent().send_logs(LogBatch(first_sequence=0, blocks=(LogBlock(at_ms=0, text="line"),)))
+    refused = [2]
+
+    async def refuse_twice(*arguments):
+        if refused[0]:
+            refused[0] -= 1
+            raise EngineError("the box does not answer", fault=Fault.INFRASTRUCTURE)
+        await ended(*arguments)
+
+    ended = plane.engine.end_attempt
+    monkeypatch.setattr(plane.engine, "end_attempt", refuse_twice)
+    plane.engine.end_agent("job", "algo-1")
+    await plane.passes(3)
+    plane.engine.end_all_agents("job")
+    for _ in range(5):
+        await plane.passes(3)
+        plane.clock.advance(5)
+    assert (await plane.job()).is_released
+    assert refused == [0]
+    assert await texts(plane) == [
+        "line",
+        "clary: algo-1 was lost, and with it the lines that its agent had not sent, if there were any",
+    ]

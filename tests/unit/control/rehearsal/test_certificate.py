@@ -132,6 +132,14 @@ def test_runs_that_differ_before_any_fault_are_inconclusive():
     assert "before any fault" in made.reason
 
 
+def test_runs_that_differ_without_a_resume_are_inconclusive():
+    paused = Strike(words="pause algo-1 at step 9", at_s=2.0)
+    made = certificate(attempt(1, 1, 24, loss=lambda step: loss_of(step) * 1.1), strikes=(paused,))
+    assert made.verdict is Verdict.INCONCLUSIVE
+    assert "nothing was resumed before" in made.reason
+    assert certificate(attempt(1, 1, 24), strikes=(paused,)).verdict is Verdict.PASS
+
+
 def test_a_script_without_a_data_loader_is_judged_by_its_losses_alone():
     bare = [replace(item, records=()) for item in (attempt(1, 1, 18, end=KILLED), attempt(2, 16, 24))]
     of_twin = run(replace(attempt(1, 1, 24), records=()))

@@ -12,6 +12,7 @@ from server_parts import START, START_MS, FakeServices, document, request, runni
 
 from clary.base.errors import WireError
 from clary.contract.agent_protocol import LogBlock
+from clary.contract.health import Check, FindingState, HealthFinding
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
 from clary.control.jobs.training_job import EndCause, FinalMetric, JobFailure
 from clary.control.server.edge.internal_http import finite_answer, json_answer, query_of
@@ -359,6 +360,22 @@ async def test_hosts_show_their_job_their_measurements_and_their_health():
     assert (first["name"], first["job"], first["state"], first["health"]) == ("algo-1", "job-1", "running", "unchecked")
     assert (first["cpu_percent"], first["memory_bytes"], second["cpu_percent"]) == (93.5, None, None)
     assert found["pools"] == []
+
+
+@pytest.mark.parametrize(
+    ("states", "shown"), [(["ok", "pending"], "checking"), (["ok", "warn"], "well"), (["bad", "pending"], "sick")]
+)
+async def test_a_host_is_well_only_once_its_last_check_has_ended(states, shown):
+    findings = tuple(
+        HealthFinding(check=check, state=FindingState(state), host="algo-1", words="w")
+        for check, state in zip((Check.DISK, Check.CLOCK), states, strict=True)
+    )
+    job = running_job()
+    record = job.hosts["algo-1"]
+    record = replace(record, facts=replace(record.facts, health=findings))
+    job = replace(job, hosts={**job.hosts, "algo-1": record})
+    found = await page(console(services_of(live=[job])), "/clary/v1/hosts")
+    assert found["hosts"][0]["health"] == shown
 
 
 async def test_a_comparison_shows_differences_and_missing_jobs():

@@ -17,6 +17,7 @@ const WARM = "warm";
 const HEALTH = {
   sick: ["bad", "warning", "Sick"],
   well: ["good", "check", "Well"],
+  checking: ["quiet", "clock", "Being checked"],
   unchecked: ["quiet", "clock", "Not checked"],
 };
 

@@ -114,12 +114,11 @@ class DownloadsPage:
 def _places(job: TrainingJob) -> Sequence[_Place]:
     """Return the keys and prefixes of a job's objects, the most wanted first."""
     request = JobRequest(job.request)
-    code = request.hyperparameters.get("sagemaker_submit_directory", "").strip('"')
     checkpoints = request.checkpoint_s3_uri
     uris = [
         (MODEL, request.output.model_uri),
         (OUTPUT, request.output.output_uri),
-        (CODE, code),
+        (CODE, request.code_uri or ""),
         (CHECKPOINT, f"{checkpoints.rstrip('/')}/" if checkpoints else ""),
     ]
     found = []

@@ -7,7 +7,8 @@ Where: the answer to /clary/v1/hosts.
      "machine": as in `machine_page`; null if it is not measured
      "pools": [{"name", "job", "status", "is_ready", "num_hosts", "instance_type", "since", "keep_alive_s", "left_s"}]}
 
-`state` is the phase of a host, or `warm` for a waiting host; values that were not measured are null. `job` of a pool is
+`state` is the phase of a host, or `warm` for a waiting host; `health` is `sick`, `checking` until the last check has
+ended, `well` or `unchecked`; values that were not measured are null. `job` of a pool is
 the job that runs on it (`InUse`), or the last job that ran on it (`Available`); `is_ready` tells whether a matching job
 can take the pool now; `left_s` is the rest of its wait in seconds, null while a job runs on it.
 """
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clary.base.plain import to_plain
+from clary.contract.health import FindingState
 from clary.contract.statuses import WarmPoolStatus
 from clary.control.jobs.health import diagnose, findings_of
 from clary.control.jobs.job_request import JobRequest
@@ -68,13 +70,20 @@ def _hosts(job: TrainingJob, last: Mapping[tuple[str, str], Mapping[str, float]]
             "state": WARM if is_parked(job) else record.facts.phase.value,
             "instance_type": types.get(name, fallback),
             "since": to_plain(_since(job, record)),
-            "health": "sick" if name in sick else "well" if record.facts.health else "unchecked",
+            "health": "sick" if name in sick else _health_without_trouble(record),
             "why": sick.get(name) or record.lost_why or record.facts.standstill,
             "pool": job.pool,
             **_measured(last.get((job.name, name), {})),
         }
         for name, record in job.hosts.items()
     ]
+
+
+def _health_without_trouble(record: HostRecord) -> str:
+    found = record.facts.health
+    if any(finding.state is FindingState.PENDING for finding in found):
+        return "checking"
+    return "well" if found else "unchecked"
 
 
 def _has_pool(job: TrainingJob) -> bool:

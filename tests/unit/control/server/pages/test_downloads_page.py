@@ -60,6 +60,18 @@ async def test_results_are_listed_and_clary_s_own_objects_are_not(listing):
     assert (found["num_files"], found["is_counted"]) == (3, True)
 
 
+async def test_the_code_of_sdk_v3_is_listed_file_by_file(listing):
+    listing("in/code/train.py", "in/code/lib/a.py", "in/code-of-others/x.py")
+    channels = [
+        {"ChannelName": name, "DataSource": {"S3DataSource": {"S3Uri": f"s3://b/in/{name}"}}}
+        for name in ("code", "sm_drivers")
+    ]
+    found = await page({**REQUEST, "HyperParameters": {}, "InputDataConfig": channels})
+    assert [(file["what"], file["name"]) for file in found["files"]] == [("code", "train.py"), ("code", "lib/a.py")]
+    found = await page({**REQUEST, "HyperParameters": {}, "InputDataConfig": channels[:1]})
+    assert found["files"] == []
+
+
 async def test_a_link_is_signed_for_this_service_and_makes_browsers_save_the_file(listing):
     listing("ckpt/evil.html")
     (file,) = (await page())["files"]
