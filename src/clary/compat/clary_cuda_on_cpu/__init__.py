@@ -52,7 +52,7 @@ from .names import VARIABLE
 
 _NOTICE = (
     f"clary: {VARIABLE}=1: this process computes on the CPU, whatever it is told about CUDA. GPUs, their memory, "
-    "streams and events are made up; nccl is gloo; autocast to float16 is to bfloat16; batch norm is not synchronised; "
+    "streams and events are made up; nccl is gloo; autocast to float16 is to bfloat16; "
     "torch.compile compiles nothing. This is a rehearsal: times and memory mean nothing."
 )
 
@@ -68,6 +68,7 @@ def register() -> None:
     # `import torch` in every job imports this module; the imports below are late, so that they can fail only in
     # rehearsals.
     from .answers import answer_for_libraries
+    from .batch_norm import synchronise_batch_norm
     from .cuda_table import replace_cuda
     from .libraries import mend_libraries
     from .mode import enter_mode
@@ -81,6 +82,7 @@ def register() -> None:
     wrap_devices(torch)
     wrap_precision(torch)
     wrap_parallel(torch)
+    synchronise_batch_norm(torch)
     leave_compiling_out(torch)
     if torch.distributed.is_available():
         wrap_distributed(torch.distributed)

@@ -110,8 +110,6 @@ def wrap_parallel(torch: Any) -> None:
 
     nn.parallel.DistributedDataParallel.__init__ = init_distributed
     nn.DataParallel.__init__ = init_data_parallel
-    # torch's SyncBatchNorm refuses tensors on the CPU.
-    nn.SyncBatchNorm.convert_sync_batchnorm = classmethod(lambda cls, module, process_group=None: module)
 
 
 def leave_compiling_out(torch: Any) -> None:
