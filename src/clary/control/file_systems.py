@@ -11,6 +11,7 @@ service's state folder, or lies in it, is always refused.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,6 +29,9 @@ _KEYS = ("path", "access")
 _ID = re.compile("fs-[0-9a-f]{8,18}")  # pattern of FileSystemId in the API, which also demands 11 to 21 characters
 _LUSTRE = "FSxLustre"
 _KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
+
+# Errors of a folder that another machine may have nevertheless.
+_NOT_HERE = (errno.ENOENT, errno.EACCES, errno.ESTALE, errno.EIO, errno.ENOTCONN, errno.EHOSTDOWN)
 
 FileSystems = Mapping[str, Mapping[str, Any]]  # setting `file_systems`
 
@@ -90,17 +94,20 @@ def located(channel: Channel, file_systems: FileSystems) -> Channel:
     return replace(channel, file_system_path=str(entry["path"]))
 
 
-def require_folder(channel: Channel, *, home: Path) -> None:
+def require_folder(channel: Channel, *, home: Path, is_here: bool = True) -> None:
     """Check that the folder of a located channel exists, and shows nothing of the state folder or of the kernel.
 
     Args:
         home: the state folder.
+        is_here: whether hosts run on this machine. If not, a folder that cannot be opened here is accepted: agents open
+            it on their machines.
     Raises: WireError(ValidationException).
     """
     if channel.file_system_path is None:
         return
     path = channel.file_system_path
     try:
+        parts_of(channel.file_system_folder)
         with Folder.at(path) as top:
             if top.holds(home) or top.lies_in(home):
                 raise _refused(
@@ -118,11 +125,12 @@ def require_folder(channel: Channel, *, home: Path) -> None:
                 )
             if any(top.lies_in(folder) for folder in _KERNEL_FOLDERS):
                 raise _refused(channel, f"its folder {path} belongs to the kernel; name another one in settings.toml")
-            parts_of(channel.file_system_folder)
             with top.folder(channel.file_system_folder) as folder:
                 if folder.holds(home) or folder.lies_in(home):  # by a mount below the entry's folder
                     raise _refused(channel, f"{channel.file_system_folder!a} holds the state folder or lies in it")
     except OSError as error:
+        if not is_here and error.errno in _NOT_HERE:
+            return
         raise _refused(
             channel,
             f"DirectoryPath names {channel.file_system_folder or '/'!a} below {path} of this machine, and "

@@ -113,3 +113,18 @@ def test_an_invalid_entry_prevents_the_start_of_the_service(name, entry, named):
     with pytest.raises(ContractError, match=named):
         check_entry(name, entry, source="settings.toml")
     check_entry("fs-00000000000", {"path": "/x", "access": "rw"}, source="settings.toml")
+
+
+def test_hosts_on_other_machines_may_have_a_folder_that_the_service_lacks(shared):
+    (shared / "link").symlink_to("sets")
+    elsewhere = located(CHANNEL, {ID: {"path": "/mnt/of-the-nodes"}})
+    require_folder(elsewhere, home=shared.parent / "home", is_here=False)
+    with pytest.raises(WireError, match="cannot be opened: No such file"):
+        require_folder(elsewhere, home=shared.parent / "home")
+    entries = {ID: {"path": str(shared)}}
+    require_folder(located(replace(CHANNEL, file_system_folder="gone"), entries), home=Path("/x"), is_here=False)
+    for below, home in [("..", "/x"), ("link/one", "/x"), ("sets/one", str(shared / "home")), ("sets/one", "/")]:
+        channel = located(replace(CHANNEL, file_system_folder=below), entries)
+        (shared / "home").mkdir(exist_ok=True)
+        with pytest.raises(WireError):
+            require_folder(channel, home=Path(home), is_here=False)

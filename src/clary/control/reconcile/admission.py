@@ -89,6 +89,11 @@ class Admission:
         self._capacity = capacity_of(machine, settings)
 
     @property
+    def _has_hosts_here(self) -> bool:
+        """Whether hosts run on the service's own machine."""
+        return True
+
+    @property
     def decides_order(self) -> bool:
         """Whether this service decides on the order of waiting jobs, and so can estimate their starts."""
         return True
@@ -113,7 +118,10 @@ class Admission:
         self._check_warm_pool_limit(job)
         self._check_disks(request, mapping)
         for channel in job.channels:
-            require_folder(located(channel, self._settings.file_systems), home=self._settings.home_folder)
+            file_systems = self._settings.file_systems
+            require_folder(
+                located(channel, file_systems), home=self._settings.home_folder, is_here=self._has_hosts_here
+            )
         return Admitted(warnings=mapping.warnings, emulation=(*mapping.notes, *image_notes))
 
     def environment(self, image: str) -> Environment:

@@ -58,6 +58,10 @@ class NodeAdmission(Admission):
         self._engine_name = engine_name
 
     @property
+    def _has_hosts_here(self) -> bool:
+        return False
+
+    @property
     def decides_order(self) -> bool:
         """False, because the engine, not this service, decides which waiting job starts first."""
         return False

@@ -1,5 +1,7 @@
 """Jobs of an engine with a queue: they wait with the engine's reason, are stopped, expire, and start once granted."""
 
+from dataclasses import replace
+
 import pytest
 
 from clary.base.errors import EngineError, WireError
@@ -315,3 +317,24 @@ async def test_the_request_for_a_replacement_is_repeated_until_the_engine_answer
         await first.report()
         await plane.passes()
     assert engine.num_asked == 2  # no further request once the engine has answered
+
+
+async def test_a_file_system_that_only_the_nodes_have_is_accepted(tmp_path, engine):
+    settings = Settings(home=str(tmp_path), file_systems={"fs-0123456789abcdef0": {"path": "/mnt/of-the-nodes"}})
+    channel = {
+        "ChannelName": "train",
+        "DataSource": {
+            "FileSystemDataSource": {
+                "FileSystemId": "fs-0123456789abcdef0",
+                "FileSystemAccessMode": "ro",
+                "FileSystemType": "EFS",
+                "DirectoryPath": "/sets",
+            }
+        },
+    }
+    async with ControlPlane.open(tmp_path, engine=engine, settings=settings) as plane:
+        await plane.create("on-nodes", InputDataConfig=[channel])
+    (tmp_path / "here").mkdir()
+    async with ControlPlane.open(tmp_path / "here", settings=replace(settings, home=str(tmp_path / "here"))) as plane:
+        with pytest.raises(WireError, match="cannot be opened"):
+            await plane.create("here", InputDataConfig=[channel])
