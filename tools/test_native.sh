@@ -15,7 +15,7 @@ run_tests() {
     rounds=$1
     build=$2
     shift 2
-    CLARY_KILL_ROUNDS="${CLARY_KILL_ROUNDS:-$rounds}" ctest --test-dir "$build" --output-on-failure "$@"
+    CLARY_KILL_ROUNDS="${CLARY_KILL_ROUNDS:-$rounds}" ctest --test-dir "$build" --parallel 3 --output-on-failure "$@"
 }
 for sanitizer in "$@"; do
     if [ "$sanitizer" = sample ]; then
@@ -23,16 +23,18 @@ for sanitizer in "$@"; do
         case "${CLARY_TEST_SEED:-$(date +%s)}" in *[13579]) sanitizer=thread ;; *) sanitizer=address,undefined ;; esac
         echo "native tests: this run has one sanitizer, $sanitizer; make test-all has both"
     fi
-    build="$here/build/native-test-$sanitizer"
+    # The plain build goes on in the library's own folder (tools/build_native.sh), where the core is compiled already.
+    [ "$sanitizer" = none ] && build="$here/build/native" || build="$here/build/native-test-$sanitizer"
     [ "$sanitizer" = none ] && flag="" || flag=$sanitizer
     echo "native tests, sanitizer: $sanitizer"
-    cmake -S "$here" -B "$build" -G Ninja -DCLARY_TESTS=ON "-DCLARY_SANITIZE=$flag" >/dev/null
-    cmake --build "$build"
+    cmake -S "$here" -B "$build" -G Ninja -DCLARY_TESTS=ON "-DCLARY_SANITIZE=$flag" \
+        "-DPython_EXECUTABLE=$here/$bin/python" >/dev/null
+    cmake --build "$build" --target clary_tests
     # Sanitizers make processes slow to start: fewer of them are killed there.
     [ "$sanitizer" = none ] && rounds=60 || rounds=10
     # As with the other tests (tools/run_tests.py): what failed runs once more, alone, and has to pass three times.
     run_tests "$rounds" "$build" || {
         echo "native tests: those that failed run again, and have to pass three times"
-        run_tests "$rounds" "$build" --rerun-failed --repeat until-fail:3
+        run_tests "$rounds" "$build" --rerun-failed --repeat until-fail:3 --parallel 1
     }
 done
