@@ -31,10 +31,27 @@ class KeeperWorld(HostWorld):
             pool="pool-1", pool_folder=str(self.pool), cache_folder="", shares_hosts=True, **{"hosts": (), **changes}
         )
 
-    def attempt(self, plan, script):
-        """Start the program of an attempt as an agent does; return it with its output and its folder."""
+    def attempt(self, plan, script, *, is_ready=False, changes=None):
+        """Start the program of an attempt as an agent does; return it with its output and its folder.
+
+        Args:
+            is_ready: whether its processes wait in the standby host first.
+            changes: variables of the started program that the waiting one did not have.
+        """
         place = self.keeper.folder_for(plan)
         folder = place or self.folder(f"attempt-{time.monotonic_ns()}")
+        sandbox, rank = self.program_in(folder, script)
+        listener = Listener()
+        if is_ready:
+            self.keeper.make_ready(plan, sandbox, (rank,), on_output=listener)
+        if changes:
+            rank = dataclasses.replace(rank, environment={**rank.environment, **changes})
+        program = self.keeper.start(plan, sandbox, (rank,), on_output=listener)
+        self._programs.append(program)
+        return program, listener, folder
+
+    def program_in(self, folder, script):
+        """Write a program into the folder of an attempt; return its sandbox and its process."""
         ml_folder = folder / "ml"
         ml_folder.mkdir(exist_ok=True)
         sandbox = dataclasses.replace(self._example, host_folder=str(folder), ml_folder=str(ml_folder))
@@ -45,10 +62,7 @@ class KeeperWorld(HostWorld):
             environment={"PATH": PATH, "PYTHONPATH": f"{code}:{PACKAGE_FOLDER}"},
             working_folder=code,
         )
-        listener = Listener()
-        program = self.keeper.start(plan, sandbox, (rank,), on_output=listener)
-        self._programs.append(program)
-        return program, listener, folder
+        return sandbox, rank
 
     def ready_place(self):
         """Return the folder of the standby host, or None."""

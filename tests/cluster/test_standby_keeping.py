@@ -127,3 +127,53 @@ def test_a_standby_host_with_unneeded_binds_is_replaced_and_the_program_still_ru
     finish(program, listener)
     assert listener.text() == "ended\n"
     assert program.num_forked == 0
+
+
+def test_a_program_that_waits_in_the_standby_host_is_the_one_that_starts(world):
+    plan = world.plan()
+    finish(*world.attempt(plan, LEAVES)[:2])
+    world.keeper.prepare()
+    place = world.ready_place()
+    program, listener, folder = world.attempt(plan, LEAVES, is_ready=True)
+    assert (folder, program.num_forked) == (place, 1)
+    finish(program, listener)
+    assert listener.text() == "ended\n"
+    world.keeper.prepare()
+    assert world.ready_place() not in (None, place)
+    eventually(lambda: not place.exists())
+
+
+def test_a_program_that_was_planned_anew_replaces_the_one_that_waits(world):
+    plan = world.plan()
+    finish(*world.attempt(plan, LEAVES)[:2])
+    world.keeper.prepare()
+    script = "import os; print(os.environ.get('NEW')); open(f'ran-{os.getpid()}', 'w').close()"
+    program, listener, folder = world.attempt(plan, script, is_ready=True, changes={"NEW": "1"})
+    finish(program, listener)
+    assert listener.text() == "1\n"
+    assert len(list((folder / "ml").glob("ran-*"))) == 1
+    assert program.num_forked == 0
+
+
+@pytest.mark.parametrize("end", ["prepare", "close"])
+def test_a_program_that_never_starts_ends_with_its_attempt(world, end):
+    plan = world.plan()
+    finish(*world.attempt(plan, LEAVES)[:2])
+    world.keeper.prepare()
+    place = world.keeper.folder_for(plan)
+    sandbox, rank = world.program_in(place, "open('ran', 'w').close()")
+    world.keeper.make_ready(plan, sandbox, (rank,), on_output=lambda *_: None)
+    assert world.keeper._waiting is not None
+    getattr(world.keeper, end)()
+    assert world.keeper._waiting is None
+    eventually(lambda: not place.exists())
+    assert (world.ready_place() is None) == (end == "close")
+
+
+def test_no_program_waits_in_a_host_that_lasts(world):
+    plan = world.plan(series=SERIES)
+    finish(*world.attempt(plan, LEAVES)[:2])
+    world.keeper.prepare()
+    program, listener, _ = world.attempt(plan, LEAVES, is_ready=True)
+    finish(program, listener)
+    assert (listener.text(), program.num_forked) == ("ended\n", 1)

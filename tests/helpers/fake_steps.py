@@ -166,7 +166,7 @@ class FakeSteps:
     def use_interface(self, name: str) -> None:
         self.done.append(f"interface {name}")
 
-    def plan_program(self) -> None:
+    def make_program_ready(self, log: OutputLog) -> None:
         self.has_planned.set()
 
     def start_program(self, log: OutputLog) -> FakeProgram:

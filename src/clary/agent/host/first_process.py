@@ -132,26 +132,25 @@ class FirstProcess:
         forks: Sequence[bool],
         binds: Sequence[Bind],
         output_fds: Sequence[int],
+        waits: bool = False,
     ) -> bool:
         """Send the program to a first process that stands by; return False if that failed, as when it has ended.
 
-        From now on the host has its full share of the processors.
+        From now on the host has its full share of the processors, unless the program waits.
 
         Args:
             processes: of the program.
             forks: for each process, whether it can be forked from the standby interpreter.
             binds: the host's late binds.
             output_fds: for each process, the write end of its output pipe; the caller closes it.
+            waits: whether the program begins only with `send_begin`; its processes are made ready meanwhile.
         """
         order = {
             "processes": process_orders(processes, output_fds, forks=forks),
             "binds": [vars(bind) for bind in binds],
+            "waits": waits,
         }
-        try:
-            if self._cgroup is not None:
-                self._cgroup.claim_processors()
-        except OSError:
-            self.end()  # a program must not run with the tenth of its share that a standby host has: it gets a new host
+        if not waits and not self._claim_processors():
             return False
         descriptor = _in_memory("clary-start-order", order)
         try:
@@ -164,6 +163,10 @@ class FirstProcess:
         finally:
             os.close(descriptor)
         return True
+
+    def send_begin(self) -> bool:
+        """Let a waiting program begin, with the host's full share of the processors; return False if that failed."""
+        return self._claim_processors() and self.send({"kind": "begin"})
 
     def why_ended(self) -> str:
         """Return why the first process ended before its program ran: its reported failure, else its standard error."""
@@ -237,6 +240,19 @@ class FirstProcess:
         if self._scratch_folder:
             remove_tree(self._scratch_folder)
         return refusal
+
+    def _claim_processors(self) -> bool:
+        """Give the host its full share; end it and return False if that failed.
+
+        A program must not run with the tenth of its share that a standby host has: it gets a new host.
+        """
+        try:
+            if self._cgroup is not None:
+                self._cgroup.claim_processors()
+        except OSError:
+            self.end()
+            return False
+        return True
 
     def _keep_layers(self) -> None:
         """Move the overlay layers to be kept into the host's folder, if no process can still write to them."""

@@ -236,6 +236,7 @@ def _keep(
             dies_with_keeper=dies_with_keeper,
             confinement=confinement,
             zygote=standing.zygote,
+            waits=start.waits,
         )
         keeper.run(not_isolated=[*not_isolated, *start.not_isolated])
         if not keeper.is_asked_again:

@@ -6,7 +6,8 @@ loop. Messages are JSON objects, one per packet, with a `kind`:
 
     to the agent: forked, started, ready, exited, signalled, heard (SIGTERM, from outside of the host), note;
         again (why_not), from `init`
-    from the agent: signal (number, id), kill, again; before these: start, if the host stands by (`standing_by`)
+    from the agent: signal (number, id), kill, again; before these: start, if the host stands by (`standing_by`), and
+        then begin, if the program waits for it
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ IGNORED_SIGNALS = (
 )
 
 
+class GivenUp(Exception):
+    """The agent has given up a program that waits for `begin`."""
+
+
 class Keeper:
     """Runs one program until its end.
 
@@ -57,6 +62,7 @@ class Keeper:
         dies_with_keeper: whether the kernel's parent-death signal ends the processes with this process.
         confinement: the confinement that each process enters.
         zygote: standby interpreter from which the processes marked with `forks` are forked.
+        waits: whether the program waits for the message `begin`: forked processes at their gate, others unstarted.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class Keeper:
         dies_with_keeper: bool,
         confinement: Confinement,
         zygote: Zygote | None = None,
+        waits: bool = False,
     ) -> None:
         self._processes = processes
         self._control = control
@@ -76,6 +83,7 @@ class Keeper:
         self._dies_with_keeper = dies_with_keeper
         self._confinement = confinement
         self._zygote = zygote
+        self._waits = waits
         self._why_not_forked = ""
         self._outside: OutsideSignals | None = None
         self._alive: dict[int, int] = {}  # pid -> index; only processes in `processes`
@@ -95,7 +103,11 @@ class Keeper:
         with contextlib.suppress(OSError):  # a kernel without signalfd: outside signals are ignored
             self._outside = OutsideSignals(self._census.may_hold)
         try:
-            forked = self._fork_marked()
+            try:
+                forked = self._fork_marked()
+                self._await_begin()
+            except GivenUp:
+                return
             self._start_all(forked)
             if self._outside is not None:
                 self._outside.take()  # a signal before the start does not concern the program
@@ -156,12 +168,30 @@ class Keeper:
         if self._zygote is None:
             return {}
         pids, self._why_not_forked = self._zygote.fork(
-            self._processes, control=self._control, parent_watched=self._dies_with_keeper
+            self._processes,
+            control=self._control,
+            parent_watched=self._dies_with_keeper,
+            before_gate=self._await_begin,
         )
         if not pids:
             # Kill leftovers of the zygote; no process of the program runs yet.
             self._census.kill_all()
         return pids
+
+    def _await_begin(self) -> None:
+        """Wait for the message `begin` of a program that waits; a second call returns at once.
+
+        Raises: GivenUp if the agent ends instead, or ends the program.
+        """
+        if not self._waits:
+            return
+        try:
+            data = self._control.recv(MAX_MESSAGE_BYTES)
+        except ConnectionError:
+            data = b""
+        if not data or json.loads(data)["kind"] != "begin":
+            raise GivenUp
+        self._waits = False
 
     def _start_all(self, forked: Mapping[int, int]) -> None:
         for index, process in enumerate(self._processes):

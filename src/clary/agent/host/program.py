@@ -49,7 +49,7 @@ class NothingHasRunError(AgentError):
 
 
 class Program:
-    """A running program; created by `start`, ended by `close`."""
+    """A running program; created by `start`, or by `make_ready_in` and `begin`; ended by `close`."""
 
     def __init__(
         self,
@@ -72,6 +72,7 @@ class Program:
         self._peak_memory_bytes: int | None = None
         self._first_process = first_process or FirstProcess(sandbox)
         self._on_free = on_free
+        self._waits = False  # whether the processes wait for `begin`
         self._init_pidfd: int | None = None
         self._reader: threading.Thread | None = None
         self._outputs: dict[int, int] = {}  # read end -> index
@@ -108,13 +109,14 @@ class Program:
         program = cls(processes, sandbox, on_output=on_output, clock=clock or SystemClock())
         try:
             program._launch(program._first_process.launch)
+            program._await_start()
         except BaseException:
             program.close()
             raise
         return program
 
     @classmethod
-    def start_in(
+    def make_ready_in(
         cls,
         first_process: FirstProcess,
         processes: Sequence[ProcessSpec],
@@ -122,11 +124,12 @@ class Program:
         *,
         forks: Sequence[bool],
         binds: Sequence[Bind],
+        waits: bool,
         on_output: Callable[[int, bytes], None],
         clock: Clock | None = None,
         on_free: Callable[[FirstProcess, str], None] | None = None,
     ) -> Program:
-        """Start every process in a standby host; otherwise as `start`.
+        """Start every process in a standby host, up to its first own code; `begin` starts that code.
 
         Args:
             first_process: of that host; owned by the program from now on, even if this call raises.
@@ -134,15 +137,12 @@ class Program:
             sandbox: the sandbox that the host was made with.
             forks: for each process, whether it can be forked from the standby interpreter.
             binds: the host's late binds.
+            waits: whether the processes wait for `begin`; if not, they begin now, and `begin` waits for them.
             on_output: as for `start`.
             clock: as for `start`.
             on_free: for a host that can serve several programs in succession. `close` calls it with the first process,
                 which the caller then owns, and "" or the reason why the host serves no other program; with a reason the
                 first process has ended.
-
-        Raises:
-            NothingHasRunError: the host failed before any process began; it was removed.
-            AgentError: the host failed later, or was not ready in time; it was removed.
         """
         program = cls(
             processes,
@@ -153,16 +153,33 @@ class Program:
             on_free=on_free,
         )
         try:
-            program._launch(functools.partial(first_process.send_start, forks=forks, binds=binds))
-        except AgentError as error:
-            program.close()  # reads the last reports
-            if program._record.has_begun():
-                raise
-            raise NothingHasRunError(error.message, fault=error.fault) from error
+            program._launch(functools.partial(first_process.send_start, forks=forks, binds=binds, waits=waits))
         except BaseException:
             program.close()
             raise
+        program._waits = waits
         return program
+
+    def begin(self) -> None:
+        """Let every process of a program from `make_ready_in` begin; return once each has. Call it once.
+
+        Raises:
+            NothingHasRunError: the host failed before any process began; it was removed.
+            AgentError: the host failed later, or was not ready in time; it was removed.
+        """
+        try:
+            if self._waits:
+                self._waits = False
+                self._first_process.send_begin()  # if that fails, no report of a start follows
+            self._await_start()
+        except AgentError as error:
+            self.close()  # reads the last reports
+            if self._record.has_begun():
+                raise
+            raise NothingHasRunError(error.message, fault=error.fault) from error
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def init_pid(self) -> int:
@@ -295,7 +312,7 @@ class Program:
         self.close()
 
     def _launch(self, send: Callable[..., object]) -> None:
-        """Start all processes; `send` sends them and the write ends of their output pipes to the host."""
+        """Send all processes, and the write ends of their output pipes, to the host by `send`; read its reports."""
         write_ends: list[int] = []
         try:
             for index in range(len(self._processes)):
@@ -309,20 +326,22 @@ class Program:
                 target=self._read, name=f"clary-program-{self._sandbox.hostname}", daemon=True
             )
             self._reader.start()
-            is_decided = self._record.wait_until_started(START_LIMIT_S)
-            if not self._record.is_ready:
-                reason = (
-                    self._record.failure or self._first_process.last_words() or "its first process ended without a word"
-                )
-                if not is_decided:
-                    reason = f"it was not ready after {START_LIMIT_S:g} s"
-                raise AgentError(
-                    f"host {self._sandbox.hostname} ({self._sandbox.isolation}) could not be made: {reason}",
-                    fault=Fault.INFRASTRUCTURE,
-                )
         finally:
             for descriptor in write_ends:
                 os.close(descriptor)
+
+    def _await_start(self) -> None:
+        """Wait until every process has started. Raises: AgentError if the host fails or takes too long."""
+        is_decided = self._record.wait_until_started(START_LIMIT_S)
+        if self._record.is_ready:
+            return
+        reason = self._record.failure or self._first_process.last_words() or "its first process ended without a word"
+        if not is_decided:
+            reason = f"it was not ready after {START_LIMIT_S:g} s"
+        raise AgentError(
+            f"host {self._sandbox.hostname} ({self._sandbox.isolation}) could not be made: {reason}",
+            fault=Fault.INFRASTRUCTURE,
+        )
 
     def _ask_again(self) -> str:
         """Ask the host to clean up for another program; return "", or the reason why it serves no other program."""

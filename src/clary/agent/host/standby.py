@@ -7,6 +7,7 @@ after its program has ended, `on_free` of `start` receives it for the next progr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
@@ -23,8 +24,40 @@ from clary.contract.launch_plan import Isolation
 from clary.contract.ml_tree import OPT_ML
 
 
+class ReadyProgram:
+    """A program in a standby host that has not run any code of its own; `begin` or `close` ends this state.
+
+    Args:
+        program: the program; None if the host could not take it.
+        start_anew: starts the same processes in a new host.
+    """
+
+    def __init__(self, program: Program | None, start_anew: Callable[[], Program]) -> None:
+        self._program = program
+        self._start_anew = start_anew
+
+    def begin(self) -> Program:
+        """Let every process begin; if the standby host fails before any process runs, start them in a new host.
+
+        Raises:
+            AgentError: no host could be made, or the host failed after the first process ran; it was removed.
+        """
+        if self._program is not None:
+            with contextlib.suppress(
+                NothingHasRunError
+            ):  # a new host would fail in the same way, or it does not matter
+                self._program.begin()
+                return self._program
+        return self._start_anew()
+
+    def close(self) -> None:
+        """End the program without any effect and remove its host."""
+        if self._program is not None:
+            self._program.close()
+
+
 class StandbyHost:
-    """A standby host; `prepare` creates it, `start` consumes it, `close` removes an unused one.
+    """A standby host; `prepare` creates it, `make_ready` or `start` consumes it, `close` removes an unused one.
 
     Methods may be called from any thread.
     """
@@ -133,13 +166,27 @@ class StandbyHost:
         clock: Clock | None = None,
         on_free: Callable[[StandbyHost | None, str], None] | None = None,
     ) -> Program:
-        """Start every process; this consumes the standby host.
+        """Start every process, as `make_ready` and `begin` do; this consumes the standby host."""
+        ready = self.make_ready(processes, binds=binds, waits=False, on_output=on_output, clock=clock, on_free=on_free)
+        return ready.begin()
 
-        If the host fails before any process runs, they are started in a new host.
+    def make_ready(
+        self,
+        processes: Sequence[ProcessSpec],
+        *,
+        binds: Sequence[Bind] = (),
+        waits: bool,
+        on_output: Callable[[int, bytes], None],
+        clock: Clock | None = None,
+        on_free: Callable[[StandbyHost | None, str], None] | None = None,
+    ) -> ReadyProgram:
+        """Start every process, up to its first own code; this consumes the standby host.
 
         Args:
             processes: at least one process.
             binds: the host's late binds.
+            waits: whether the processes wait for `ReadyProgram.begin`, with the small share of processors of a standby
+                host; if not, they go on at once.
             on_output: as for `Program.start`.
             clock: as for `Program.start`.
             on_free: called when the program is closed, if the host lasts. The arguments are either the host, which
@@ -147,32 +194,29 @@ class StandbyHost:
                 has ended.
 
         Raises:
-            AgentError: the host was used or closed already, no host could be made, or the host failed after the first
-                process ran; it was removed.
+            AgentError: the host was used or closed already.
         """
         wanted = dataclasses.replace(self._sandbox, binds=(*self._sandbox.binds, *binds))
         reason = self.why_not(wanted, processes)
         first_process = self._take()
         if first_process is None:
             raise AgentError(f"host {self._sandbox.hostname} is no longer a standby host: {reason}")
+        program = None
         if reason:
             _remove(first_process)
         else:
-            marked = [(process, not self.why_not_fork(process)) for process in processes]
-            try:
-                return Program.start_in(
-                    first_process,
-                    processes,
-                    self._sandbox,
-                    forks=[forks for _, forks in marked],
-                    binds=(*self._own_binds(), *self._with_real_sources(wanted).binds[len(self._sandbox.binds) :]),
-                    on_output=on_output,
-                    clock=clock,
-                    on_free=None if on_free is None or not self.lasts else self._hand_back(on_free),
-                )
-            except NothingHasRunError:
-                pass  # a new host would fail in the same way, or the failure does not matter
-        return Program.start(processes, wanted, on_output=on_output, clock=clock)
+            program = Program.make_ready_in(
+                first_process,
+                processes,
+                self._sandbox,
+                forks=[not self.why_not_fork(process) for process in processes],
+                binds=(*self._own_binds(), *self._with_real_sources(wanted).binds[len(self._sandbox.binds) :]),
+                waits=waits,
+                on_output=on_output,
+                clock=clock,
+                on_free=None if on_free is None or not self.lasts else self._hand_back(on_free),
+            )
+        return ReadyProgram(program, lambda: Program.start(processes, wanted, on_output=on_output, clock=clock))
 
     def close(self) -> None:
         """Remove an unused host: no process, mount, cgroup or folder is left. A second call does nothing."""

@@ -37,6 +37,7 @@ class Start:
 
     processes: list[dict[str, Any]]
     not_isolated: list[str]  # sentences about late binds that share files with the machine
+    waits: bool  # whether the program begins at a later message
 
 
 class StandingBy:
@@ -101,7 +102,7 @@ class StandingBy:
         not_isolated = self._binds.mount(start["binds"])
         if self._traces is not None:
             self._traces.begin_program()
-        return Start(processes=start["processes"], not_isolated=not_isolated)
+        return Start(processes=start["processes"], not_isolated=not_isolated, waits=start["waits"])
 
     def why_not_again(self) -> str:
         """Unmount the binds of an ended program; return "", or the reason why no other program can follow.

@@ -117,7 +117,12 @@ class Zygote:
         return ""
 
     def fork(
-        self, processes: Sequence[Mapping[str, Any]], *, control: socket.socket, parent_watched: bool
+        self,
+        processes: Sequence[Mapping[str, Any]],
+        *,
+        control: socket.socket,
+        parent_watched: bool,
+        before_gate: Callable[[], object],
     ) -> tuple[dict[int, int], str]:
         """Fork those of `processes` that are marked with `forks`; then the zygote ends, unless it lasts.
 
@@ -125,6 +130,7 @@ class Zygote:
             processes: in the form of `program_order`, with `forks`.
             control: socket to the agent, where each process announces itself.
             parent_watched: whether the processes die with this process.
+            before_gate: called when everything is done except that the gate opens; its errors close the gate.
 
         Returns: index -> pid of the forked processes, which are children of this process; and the reason if no process
             was forked.
@@ -133,7 +139,7 @@ class Zygote:
         forked: dict[int, int] = {}
         try:
             if marked:
-                forked = self._fork(marked, control=control, parent_watched=parent_watched)
+                forked = self._fork(marked, control=control, parent_watched=parent_watched, before_gate=before_gate)
         except ConnectionError:
             return {}, "the interpreter that stood ready has ended"
         except (OSError, ValueError, KeyError) as error:
@@ -156,7 +162,12 @@ class Zygote:
                 os.waitpid(self.pid, os.WNOHANG)
 
     def _fork(
-        self, marked: Mapping[int, Mapping[str, Any]], *, control: socket.socket, parent_watched: bool
+        self,
+        marked: Mapping[int, Mapping[str, Any]],
+        *,
+        control: socket.socket,
+        parent_watched: bool,
+        before_gate: Callable[[], object],
     ) -> dict[int, int]:
         if self._failure:
             raise OSError(self._failure)
@@ -174,6 +185,7 @@ class Zygote:
                 self._expect("over", within_s=FORK_LIMIT_S)
             elif said["is_parent"]:
                 self._await_end(FORK_LIMIT_S)
+            before_gate()
             os.write(gate_write, _GO * len(forked))
         finally:
             os.close(gate_read)

@@ -67,7 +67,7 @@ class HostLife:
             on_done=lambda error: self._post(lambda: self._on_prepared(error)),
             beside={"health": self._health.check} if self._health.is_wanted else {},
         )
-        self._is_run_ordered = self._is_stopped = False
+        self._is_run_ordered = self._is_stopped = self._are_companions_prepared = False
         self._began_at_s = time.monotonic()
         self._watch: ProgramWatch | None = None
         self._upload: threading.Thread | None = None
@@ -210,7 +210,8 @@ class HostLife:
         if self._is_run_ordered:
             self._run_program()
         else:
-            self._steps.plan_program()  # while the service waits for the other hosts
+            self._prepare_companions()
+            self._steps.make_program_ready(self._log)  # while the service waits for the other hosts
 
     def _run_program(self) -> None:
         started_s = time.monotonic()
@@ -219,7 +220,7 @@ class HostLife:
             if better := self._health.better_interface:
                 self._steps.use_interface(better)
                 self._log.say(f"the program meets its peers through {better}, which reaches all of them")
-            self.companions.prepare()
+            self._prepare_companions()
             if self._steps.checkpoints is not None:
                 self._steps.checkpoints.watch(lambda sentence: self._add_notes([sentence]))
             program = self._steps.start_program(self._log)
@@ -242,6 +243,11 @@ class HostLife:
         self._board.add_timing("start", time.monotonic() - started_s)
         self._add_notes(self._steps.notes)
         self._board.enter(HostPhase.RUNNING, init_pid=program.init_pid, not_isolated=program.not_isolated)
+
+    def _prepare_companions(self) -> None:
+        if not self._are_companions_prepared:
+            self._are_companions_prepared = True
+            self.companions.prepare()
 
     def _begin_mirror(self, first_pid: int | None) -> None:
         if self._steps.checkpoints is not None:

@@ -28,7 +28,7 @@ from clary.agent.environments.variables import POOL_CACHE_FOLDER
 from clary.agent.host.leftovers import remove_tree
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
-from clary.agent.host.standby import StandbyHost
+from clary.agent.host.standby import ReadyProgram, StandbyHost
 from clary.agent.host.standby_policy import plan_standby
 from clary.base.errors import AgentError
 from clary.contract.launch_plan import Isolation, LaunchPlan
@@ -59,6 +59,15 @@ class _Ready:
     place: Path
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """A program that is ready in its host and waits for `start`."""
+
+    program: ReadyProgram
+    sandbox: Sandbox
+    processes: tuple[ProcessSpec, ...]
+
+
 class StandbyKeeper:
     """Keeps at most one host standing by, and the folder of the attempt in progress.
 
@@ -75,6 +84,7 @@ class StandbyKeeper:
         self._ready: _Ready | None = None
         self._is_promised = False  # whether an attempt builds its tree in the folder of `_ready`
         self._used_place: Path | None = None  # folder of the attempt in progress
+        self._waiting: _Waiting | None = None  # in `_used_place`
         self._free: StandbyHost | None = None  # in `_used_place`: its program has ended, and it serves the next one
         self._leaves_traces = False  # whether a program has left traces in its host, so that later programs may, too
         self._example: _Example | None = None
@@ -93,6 +103,32 @@ class StandbyKeeper:
             self._is_promised = True
             return ready.place
 
+    def make_ready(
+        self,
+        plan: LaunchPlan,
+        sandbox: Sandbox,
+        processes: Sequence[ProcessSpec],
+        *,
+        on_output: Callable[[int, bytes], None],
+    ) -> None:
+        """Let the processes of a program wait in the standby host until `start` is called for the same program.
+
+        None of their code runs before. Nothing is done if the program does not fit the host, or if the host lasts: an
+        unused program would count as one that leaves traces.
+
+        Args: as `start`.
+        """
+        with self._lock:
+            ready = self._ready
+            if ready is None or not self._is_promised or ready.host.lasts or plan.series:
+                return
+            if any((ready.host.why_not(sandbox, processes), *map(ready.host.why_not_fork, processes))):
+                return
+            self._ready, self._is_promised, self._used_place = None, False, ready.place
+            binds = ready.host.late_binds(sandbox)
+            program = ready.host.make_ready(processes, binds=binds, waits=True, on_output=on_output)
+            self._waiting = _Waiting(program, sandbox, tuple(processes))
+
     def start(
         self,
         plan: LaunchPlan,
@@ -101,7 +137,7 @@ class StandbyKeeper:
         *,
         on_output: Callable[[int, bytes], None],
     ) -> Program:
-        """Start a program: in the standby host if the program fits it, else in a new host.
+        """Start a program: in the standby host if the program waits there or fits it, else in a new host.
 
         Args:
             plan: the attempt; the next standby host is made like the attempt's own.
@@ -119,7 +155,12 @@ class StandbyKeeper:
             elif self._ready is not None and self._serves_other_series(plan):
                 strange, self._ready = self._ready, None
             self._example = _Example(plan, sandbox, tuple(processes))
+            waiting, self._waiting = self._waiting, None
         self._remove(strange, None)
+        if waiting is not None:
+            if (waiting.sandbox, waiting.processes) == (sandbox, tuple(processes)):
+                return waiting.program.begin()
+            waiting.program.close()
         program = self._start(ready.host if ready is not None else None, sandbox, processes, on_output)
         if plan.series and not program.may_be_followed:
             self._making = threading.Thread(target=self._make, name="standby-making", daemon=True)
@@ -136,6 +177,9 @@ class StandbyKeeper:
             self._is_promised = False
             place, self._used_place = self._used_place, None
             free, self._free = self._free, None
+            waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.program.close()
         if free is not None and place is not None and spoiled is None and self._tidy(place, free):
             with self._lock:
                 is_wanted = self._ready is None and self._num_closings == 0
@@ -155,7 +199,10 @@ class StandbyKeeper:
             ready, self._ready = self._ready, None
             place, self._used_place = self._used_place, None
             free, self._free = self._free, None
+            waiting, self._waiting = self._waiting, None
             self._is_promised = False
+        if waiting is not None:
+            waiting.program.close()
         if free is not None:
             free.close()
         self._remove(ready, place)

@@ -212,8 +212,11 @@ class Steps(Protocol):
         Raises: OSError if the program's configuration cannot be written.
         """
 
-    def plan_program(self) -> None:
-        """Do the part of `start_program` that needs no order to run; raise nothing. A call may be left out."""
+    def make_program_ready(self, log: OutputLog) -> None:
+        """Do the part of `start_program` that needs no order to run; raise nothing. A call may be left out.
+
+        `close` frees what it has made if `start_program` is not called.
+        """
 
     def start_program(self, log: OutputLog) -> RunningProgram:
         """Start every process of this host, its output going to `log`."""

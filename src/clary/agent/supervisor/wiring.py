@@ -112,7 +112,7 @@ class HostSteps:
         self._code: CodeFacts | None = None
         self._environment: PreparedEnvironment | None = None
         self._compiled = CompiledCode(plan, self._tree)
-        self._planned: _PlannedProgram | None = None  # by `plan_program`, for `start_program`
+        self._planned: _PlannedProgram | None = None  # by `make_program_ready`, for `start_program`
         self._program: HostProgram | None = None  # set once it runs
         self._checkpoints: HostCheckpoints | None = None
         self._context: LaunchContext | None = None  # of the program, set once it runs
@@ -224,13 +224,17 @@ class HostSteps:
         self._planned = None
         write_tree(self._plan, self._host, self._tree)
 
-    def plan_program(self) -> None:
-        """Plan the program while the host waits for its order to run; nothing of the job is run.
+    def make_program_ready(self, log: OutputLog) -> None:
+        """Plan the program while the host waits for its order to run; no file of the job is run.
 
-        After any error, and if a file of the job must be asked, `start_program` makes the plan.
+        In a standby host that the program fits, its processes wait from now on for `start_program`. After any error,
+        and if a file of the job must be asked, `start_program` makes the plan.
         """
         with contextlib.suppress(Exception):  # boundary: `start_program` plans again and raises
-            self._planned = self._plan_of_program(_ask_later)
+            self._planned = planned = self._plan_of_program(_ask_later)
+            if self._standby is not None:
+                self._open_output(planned, log)
+                self._standby.make_ready(self._plan, planned.sandbox, planned.processes, on_output=log.on_output)
 
     def start_program(self, log: OutputLog) -> HostProgram:
         """Start every process of this host, its output going to `log`.
@@ -240,8 +244,7 @@ class HostSteps:
         """
         planned = self._planned or self._plan_of_program(self._ask)
         self._context = planned.context
-        for index, process in enumerate(planned.processes):
-            log.open(index, rank=process.rank, prefix=_prefix(planned.context, process))
+        self._open_output(planned, log)
         feeders = self._start_feeders()
         try:
             if self._standby is None:
@@ -260,6 +263,10 @@ class HostSteps:
             feeders=feeders,
         )
         return self._program
+
+    def _open_output(self, planned: _PlannedProgram, log: OutputLog) -> None:
+        for index, process in enumerate(planned.processes):
+            log.open(index, rank=process.rank, prefix=_prefix(planned.context, process))
 
     def _plan_of_program(self, ask: Callable[[ProcessSpec], str]) -> _PlannedProgram:
         assert self._code is not None

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -234,7 +234,7 @@ def prepared_steps(steps_of, script: str) -> HostSteps:
 
 def test_a_program_is_started_as_it_was_planned(steps_of, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = prepared_steps(steps_of, "import os; print('port', os.environ['MASTER_PORT'])")
-    steps.plan_program()
+    steps.make_program_ready(FakeLog())
     monkeypatch.setattr(steps, "_plan_of_program", lambda _ask: pytest.fail("planned again"))
     log = FakeLog()
     program = steps.start_program(log)
@@ -245,9 +245,49 @@ def test_a_program_is_started_as_it_was_planned(steps_of, monkeypatch: pytest.Mo
         program.close()
 
 
+class FakeKeeper:
+    """Records the program that it lets wait."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[LaunchPlan, object, Sequence[ProcessSpec]]] = []
+
+    def folder_for(self, _plan: LaunchPlan) -> Path | None:
+        return None
+
+    def make_ready(
+        self, plan: LaunchPlan, sandbox: object, processes: Sequence[ProcessSpec], **_options: object
+    ) -> None:
+        self.waiting.append((plan, sandbox, processes))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_on_machines_of_a_pool_the_planned_program_waits_for_its_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    keeper, log = FakeKeeper(), FakeLog()
+    steps = HostSteps(plan_in(tmp_path), "algo-1", standby=keeper)  # type: ignore[arg-type]
+    planned = wiring._PlannedProgram(
+        context=object(),  # type: ignore[arg-type]
+        processes=(ProcessSpec(argv=("x",), environment={}, working_folder="/", rank=7, local_rank=0),),
+        sandbox=object(),  # type: ignore[arg-type]
+    )
+    monkeypatch.setattr(wiring, "_prefix", lambda *_: "p ")
+
+    def plan_it(_ask: object) -> object:
+        if fails:
+            raise AgentError("no launcher fits")
+        return planned
+
+    monkeypatch.setattr(steps, "_plan_of_program", plan_it)
+    steps.make_program_ready(log)
+    steps.close()
+    assert keeper.waiting == ([] if fails else [(steps._plan, planned.sandbox, planned.processes)])
+    assert log.streams == ({} if fails else {0: (7, "p ")})
+
+
 def test_another_interface_discards_the_plan_of_the_program(steps_of) -> None:
     steps = prepared_steps(steps_of, "")
-    steps.plan_program()
+    steps.make_program_ready(FakeLog())
     assert steps._planned is not None
     steps.use_interface("eth7")
     assert steps._planned is None
@@ -258,7 +298,7 @@ def test_no_file_of_the_job_runs_before_the_order(steps_of, monkeypatch: pytest.
     monkeypatch.setattr(steps, "_ask", lambda _process: pytest.fail("asked"))
     process = ProcessSpec(argv=("/opt/ml/code/mpirun",), environment={}, working_folder="/", rank=None, local_rank=0)
     monkeypatch.setattr(wiring, "make_context", lambda *_args, ask, **_options: ask(process))
-    steps.plan_program()
+    steps.make_program_ready(FakeLog())
     assert steps._planned is None
 
 
@@ -268,7 +308,7 @@ def test_an_error_of_the_plan_is_raised_by_the_start(steps_of, monkeypatch: pyte
 
     steps = prepared_steps(steps_of, "")
     monkeypatch.setattr(wiring, "make_context", refuse)
-    steps.plan_program()
+    steps.make_program_ready(FakeLog())
     with pytest.raises(AgentError, match="no launcher fits"):
         steps.start_program(FakeLog())
 
