@@ -16,7 +16,7 @@ from clary.agent.host.standby_policy import PRELOAD
 from clary.agent.zygote.interpreter_start import RANK_SHIM
 from clary.contract.ml_tree import MlTree
 
-TRAIN_PYTHON = Path(__file__).resolve().parents[2] / ".venvs/train/bin/python"
+TRAIN_PYTHON = Path(__file__).resolve().parents[3] / ".venvs/train/bin/python"
 ENOUGH_S = 50.0
 NUM_RANKS = 2
 MODULES = "/srv/modules"
