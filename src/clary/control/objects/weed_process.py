@@ -23,7 +23,8 @@ HOST = "127.0.0.1"
 # if another gRPC port is set, so a port counts as free only together with its gRPC port. Both are below Linux's default
 # ephemeral range (32768-60999): no outgoing connection can take the S3 port while the store is restarted.
 GRPC_OFFSET = 10_000
-FIRST_PORT, LAST_PORT = 10_240, 22_000
+# No port may be another one's gRPC port: weed ends if one is. Ports that the kernel gives out begin at 32768.
+FIRST_PORT, LAST_PORT = 10_240, 10_240 + GRPC_OFFSET
 PORT_NAMES = ("s3", "filer", "volume", "master", "admin")
 PORT_TRIES = 200
 # `weed mini` divides the free disk into volumes of one size and gives every bucket its own: about as many buckets as

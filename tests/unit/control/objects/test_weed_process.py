@@ -27,6 +27,11 @@ def test_ports_are_free_distinct_and_below_the_ephemeral_range() -> None:
     assert weed_process.taken_ports(ports) == set()
 
 
+def test_no_port_can_be_the_grpc_port_of_another() -> None:
+    ports = range(weed_process.FIRST_PORT, weed_process.LAST_PORT)
+    assert not set(ports) & {port + weed_process.GRPC_OFFSET for port in ports}
+
+
 @pytest.mark.parametrize("offset", [0, weed_process.GRPC_OFFSET])
 def test_a_port_is_in_use_if_it_or_its_grpc_port_is(offset: int) -> None:
     ports = weed_process.choose_ports()
