@@ -6,7 +6,8 @@ one, so that an agent which polls again does not execute an order twice.
 
 Results are written in two steps, because hosts share no file system: every host but the leader stages its tree in the
 object store, then the leader merges all trees into the final objects. The leader is the host with the lowest index that
-is not lost when the leader is chosen.
+is not lost when the leader is chosen. If it is lost before it is ordered to merge, the next leader may have staged its
+tree already: it writes results a second time, as leader.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from clary.contract.agent_protocol import (
     UploadRole,
 )
 from clary.control.jobs.training_job import EndCause, HostRecord, TrainingJob
+
+# Argument of the order to lead: when the leader's earlier order, to stage, was done; absent if it had no such order.
+_STAGED_AT = "staged_at"
 
 
 def next_orders(job: TrainingJob) -> Mapping[str, HostRecord]:
@@ -82,8 +86,10 @@ def has_nothing_owed(job: TrainingJob) -> bool:
     leader = job.hosts[_leader(job)]
     if leader.facts.phase is HostPhase.LOST:
         return True
-    led = leader.order is not None and leader.order.arguments.get("role") == UploadRole.LEAD.value
-    return led and leader.facts.phase in (HostPhase.DONE, HostPhase.RELEASED)
+    if leader.order is None or leader.order.arguments.get("role") != UploadRole.LEAD.value:
+        return False
+    is_still_staged = to_plain(leader.facts.phase_started_at) == leader.order.arguments.get(_STAGED_AT)
+    return leader.facts.phase in (HostPhase.DONE, HostPhase.RELEASED) and not is_still_staged
 
 
 def model_uri(job: TrainingJob, uploaded: Sequence[str]) -> str | None:
@@ -126,12 +132,19 @@ def _upload(job: TrainingJob) -> Mapping[str, HostRecord]:
         for name, record in job.hosts.items()
     }
     followers = [record.facts for name, record in hosts.items() if name != leader]
+    given = hosts[leader].order
+    stages = given is not None and given.arguments.get("role") == UploadRole.STAGE.value
+    has_staged = stages and hosts[leader].facts.phase is HostPhase.DONE
+    if stages and not has_staged:
+        return hosts  # the order to lead would not be obeyed meanwhile
     if all(facts.phase in (HostPhase.DONE, HostPhase.RELEASED, HostPhase.LOST) for facts in followers):
         staged = [to_plain(part) for facts in followers for part in facts.staged]
         arguments: dict[str, Any] = {"role": UploadRole.LEAD.value, "staged": staged}
         if job.end_cause is not EndCause.SUCCESS:
             arguments[OMITS_EMPTY_MODEL] = True  # a job that did not succeed must not show an empty model
-        hosts[leader] = _with_order(hosts[leader], OrderKind.UPLOAD, arguments=arguments)
+        if has_staged:
+            arguments[_STAGED_AT] = to_plain(hosts[leader].facts.phase_started_at)
+        hosts[leader] = _with_order(hosts[leader], OrderKind.UPLOAD, arguments=arguments, is_new=has_staged)
     return hosts
 
 
@@ -142,11 +155,12 @@ def _with_order(
     reason: str = "",
     grace_s: float = 0.0,
     arguments: Mapping[str, Any] | None = None,
+    is_new: bool = False,
 ) -> HostRecord:
-    """Return the host with a new order, unless its order is of this kind already or it can not receive orders."""
+    """Return the host with a new order, unless it can not receive orders or, without `is_new`, has one of this kind."""
     if record.facts.phase in (HostPhase.LOST, HostPhase.RELEASED):
         return record
-    if record.order is not None and record.order.kind is kind:
+    if record.order is not None and record.order.kind is kind and not is_new:
         return record
     number = record.order.number + 1 if record.order is not None else 1
     order = Order(number=number, kind=kind, reason=reason, grace_s=grace_s, arguments=arguments or {})

@@ -1,6 +1,7 @@
 """The choice of the host that leads the upload, and owed results, for every numbering and loss of hosts."""
 
 from dataclasses import replace
+from datetime import timedelta
 
 from clary.contract.agent_protocol import HostFacts, HostPhase, OrderKind, ProcessExit
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
@@ -53,6 +54,33 @@ def test_when_the_first_host_is_lost_the_next_one_leads():
     job = ended_job({"algo-1": record(HostPhase.LOST), "algo-2": record(HostPhase.EXITED)})
     assert roles(job) == {"algo-2": "lead"}
     assert not host_orders.has_nothing_owed(job)
+
+
+def test_a_host_that_has_staged_leads_if_the_leader_is_lost_meanwhile():
+    job = ended_job({f"algo-{number}": record(HostPhase.EXITED) for number in (1, 2, 3)})
+    job = replace(job, hosts=host_orders.next_orders(job))
+
+    def moved(job, name, phase, seconds=0):
+        facts = job.hosts[name].facts
+        facts = replace(facts, phase=phase, phase_started_at=START + timedelta(seconds=seconds))
+        job = replace(job, hosts={**job.hosts, name: replace(job.hosts[name], facts=facts)})
+        return replace(job, hosts=host_orders.next_orders(job))
+
+    job = moved(job, "algo-1", HostPhase.LOST)
+    job = moved(job, "algo-2", HostPhase.UPLOADING)
+    job = moved(job, "algo-3", HostPhase.DONE, seconds=1)
+    assert roles(job) == {"algo-2": "stage", "algo-3": "stage"}, "algo-2 is still staging"
+    job = moved(job, "algo-2", HostPhase.DONE, seconds=2)
+    assert roles(job) == {"algo-2": "lead", "algo-3": "stage"}
+    assert job.hosts["algo-2"].order.number == 2
+    assert not host_orders.has_nothing_owed(job), "its DONE is that of staging"
+    again = replace(job, hosts=host_orders.next_orders(job))
+    assert again.hosts["algo-2"].order.number == 2
+    job = moved(job, "algo-2", HostPhase.UPLOADING, seconds=3)
+    assert not host_orders.has_nothing_owed(job)
+    job = moved(job, "algo-2", HostPhase.DONE, seconds=4)
+    assert host_orders.has_nothing_owed(job)
+    assert job.hosts["algo-2"].order.number == 2
 
 
 def test_a_job_whose_program_never_ran_owes_no_results():

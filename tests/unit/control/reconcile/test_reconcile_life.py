@@ -291,6 +291,29 @@ async def test_an_upload_that_takes_too_long_fails_the_job(plane):
     assert "did not reach the object store within 600 s" in (await plane.describe())["FailureReason"]
 
 
+async def test_what_is_left_of_the_results_is_written_if_the_leader_is_lost_while_another_host_stages(plane):
+    first, second = await running(plane, num_hosts=2)
+    for agent in (first, second):
+        await agent.report(HostPhase.EXITED, exits=(plane.exit_of(0),))
+    await second.report(HostPhase.UPLOADING)
+    plane.engine.end_agent("job", "algo-1")
+    await plane.passes(3)
+    assert (await plane.job()).hosts["algo-1"].facts.phase is HostPhase.LOST
+    plane.clock.advance(1)
+    await second.report(HostPhase.DONE)
+    job = await plane.job()
+    assert job.hosts["algo-2"].order.arguments["role"] == "lead"
+    assert job.status is TrainingJobStatus.IN_PROGRESS
+    await second.report(HostPhase.UPLOADING)
+    plane.clock.advance(1)
+    uri = (await plane.job()).plan["output"]["model_uri"]
+    await second.report(HostPhase.DONE, uploaded=(uri,))
+    described = await plane.describe()
+    assert described["TrainingJobStatus"] == "Failed", "the results of algo-1 are lost"
+    assert "algo-1" in described["FailureReason"]
+    assert described["ModelArtifacts"]["S3ModelArtifacts"] == uri
+
+
 async def test_release_waits_for_agents_to_leave_and_then_ends_the_hosts(plane):
     (agent,) = await running(plane)
     await agent.report(HostPhase.EXITED, exits=(plane.exit_of(0),))
