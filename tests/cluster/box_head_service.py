@@ -70,13 +70,13 @@ class BoxService:
 
 
 def until(look, words, *, limit_s=START_LIMIT_S):
-    """Call `look` until its result is true; return the result."""
+    """Call `look` until its result is true; return the result. `words` may be a function that returns the words."""
     deadline = time.monotonic() + limit_s
     while True:
         found = look()
         if found:
             return found
-        assert time.monotonic() < deadline, f"{words}: not within {limit_s} s"
+        assert time.monotonic() < deadline, f"{words() if callable(words) else words}: not within {limit_s} s"
         time.sleep(POLL_S)
 
 

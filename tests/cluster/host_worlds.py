@@ -4,9 +4,7 @@ import os
 
 import pytest
 from host_world import HostWorld
-
-from clary.agent.host.support import supports
-from clary.contract.launch_plan import Isolation
+from isolation_probe import why_no_namespaces
 
 ISOLATED = (pytest.param("root", marks=pytest.mark.root), "user")
 EVERY_MODE = (*ISOLATED, "plain")
@@ -24,7 +22,7 @@ def world_of(modes, make=HostWorld):
     def world(request):
         if request.param == "root" and os.geteuid() != 0:
             pytest.skip("needs root")
-        if request.param != "plain" and (reason := supports(Isolation.NAMESPACES)):
+        if request.param != "plain" and (reason := why_no_namespaces()):
             pytest.skip(reason)
         made = make(request.param)
         yield made

@@ -77,7 +77,11 @@ def test_a_pending_job_names_the_boxes_that_it_waits_for(boxes, aws):
     aws.sagemaker.create_training_job(**job_request(second, "true", ResourceConfig=hosts(1)))
     wait(aws, second, until=("Pending",))
     words = f"waits for 1 box: box1 runs {first}, box2 runs {first}"
-    until(lambda: words in messages(aws.sagemaker.describe_training_job(TrainingJobName=second)), words)
+    said = []
+    until(
+        lambda: said.append(messages(aws.sagemaker.describe_training_job(TrainingJobName=second))) or words in said[-1],
+        lambda: f"{words}, in place of {said[-1]}",
+    )
     runs = {name: [run["job"] for run in box["runs"]] for name, box in boxes.bed.rows().items()}
     assert runs == {"box1": [first], "box2": [first]}
     aws.sagemaker.stop_training_job(TrainingJobName=first)

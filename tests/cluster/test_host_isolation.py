@@ -11,9 +11,7 @@ from host_worlds import ISOLATED, world_of
 import clary
 from clary.agent.host import kernel
 from clary.agent.host.sandbox import Bind
-from clary.agent.host.support import supports
 from clary.base.errors import AgentError
-from clary.contract.launch_plan import Isolation
 
 LISTEN = """
 import socket, sys
@@ -25,11 +23,6 @@ sys.stdin.read()
 
 
 world = world_of(ISOLATED)
-
-
-def test_the_machine_supports_both_kinds_of_isolation(world):
-    assert supports(Isolation.NAMESPACES) is None
-    assert supports(Isolation.PROCESSES) is None
 
 
 def test_two_hosts_have_the_same_name_and_port_at_once(world):

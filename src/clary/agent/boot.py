@@ -506,8 +506,9 @@ async def _carry_all(service: Service, listening: socket.socket, parent: int) ->
         try:
             opening = asyncio.open_connection(service.host, service.port, ssl=service.context, limit=COPY_BYTES)
             far, far_out = await asyncio.wait_for(opening, REQUEST_TIMEOUT_S)
-        except (TimeoutError, OSError) as error:
-            print(f"clary boot: {service.host}:{service.port}: {error}", file=sys.stderr, flush=True)
+        except (asyncio.TimeoutError, OSError) as error:  # in Python 3.10 it is not the built-in TimeoutError
+            why = str(error) or f"no connection within {REQUEST_TIMEOUT_S:g} s"
+            print(f"clary boot: {service.host}:{service.port}: {why}", file=sys.stderr, flush=True)
             near_out.close()
             return
         await asyncio.gather(_copy(near, far_out), _copy(far, near_out))

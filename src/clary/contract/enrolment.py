@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-ALLOCATION_PATH = "/clary/v1/allocations/{tag}/{index}"
-BUNDLE_PATH = "/clary/v1/agent/{digest}"
 MAX_LIST = 256  # entries of any list of an enrolment; more are a mistake or an attack
 
 

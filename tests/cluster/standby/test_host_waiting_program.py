@@ -9,9 +9,11 @@ import uuid
 from pathlib import Path
 
 import pytest
-from host_world import Listener, eventually, pids_with
+from host_world import DEADLINE_S, Listener, eventually, pids_with
 from host_worlds import EVERY_MODE, world_of
 from standby_world import IS_FORKED, PRELOADED, StandbyWorld, finished
+
+from clary.base.processes import live_descendants
 
 world = world_of(EVERY_MODE, lambda mode: StandbyWorld(mode))
 
@@ -78,6 +80,19 @@ def test_a_rank_that_was_killed_while_it_waited_ends_the_program_as_its_own_fail
     exits, _ = finished(program, ready.listener)
     assert sorted(exits, key=str) == [(0, None), (None, signal.SIGKILL)]
     assert other in [end.pid for end in program.exits()]
+
+
+def test_ranks_that_a_signal_from_outside_has_ended_while_they_waited_did_not_fail(world):
+    ready = Ready(world)
+    init = ready.program._program.init_pid
+    for pid in {init, *live_descendants(init)}:
+        os.kill(pid, signal.SIGTERM)
+    program = ready.program.begin()
+    eventually(lambda: program.was_signalled)
+    exits = program.wait(DEADLINE_S).exits
+    assert [(end.signal, end.is_consequence) for end in exits] == [(signal.SIGTERM, True)] * 2
+    assert program.first_failure() is None
+    assert not ready.has_run
 
 
 def test_the_processes_start_in_a_new_host_if_the_waiting_one_has_ended(world):

@@ -63,7 +63,7 @@ def start(tmp_path, monkeypatch):
             with open(write_end, "wb"):
                 process = {"argv": ["x"], "environment": {}, "working_folder": "/", "output_fd": write_end}
                 process["forks"] = marked
-                pids, reason = zygote.fork([process], control=control, parent_watched=False)
+                pids, reason = zygote.fork([process], control=control, parent_watched=False, before_gate=lambda: None)
             text = output.read().decode()  # ends once no writer is left
         # Ranks are orphans now, adopted by another process than this one.
         eventually(lambda: not any(is_running(pid) for pid in (zygote.pid, *pids.values())))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import io
 import random
 import subprocess
 import sys
@@ -74,8 +75,7 @@ def test_a_second_run_requests_no_object_of_any_size(counted, weed, tmp_path):
     blobs = {name: random.Random(size).randbytes(size) for name, size in sizes.items()}
     with ObjectStore(weed.endpoint) as store:
         for name, blob in blobs.items():  # large objects in several parts, whose ETags are no hashes of the content
-            (tmp_path / name).write_bytes(blob)
-            store.upload_file("data", f"sizes/{name}", tmp_path / name)
+            store.upload_stream("data", f"sizes/{name}", io.BytesIO(blob))
     expected = {name: hashlib.sha256(blob).hexdigest() for name, blob in blobs.items()}
     channel = Channel(name="train", s3_uri="s3://data/sizes")
     gets = []
@@ -103,8 +103,7 @@ def test_the_store_refuses_a_request_for_a_replaced_version(counted, weed, tmp_p
     key = f"versions/{size}"
     with ObjectStore(weed.endpoint) as store:
         for seed in (1, 2):
-            (tmp_path / "blob").write_bytes(random.Random(seed).randbytes(size))
-            store.upload_file("data", key, tmp_path / "blob")
+            store.upload_stream("data", key, io.BytesIO(random.Random(seed).randbytes(size)))
             if seed == 1:
                 former = store.head("data", key)
     with pytest.raises(Exception, match="412") as caught:

@@ -1,5 +1,7 @@
 """The boot on its node: its report, its folder, its proof, the bundle; untrusted input is refused."""
 
+import asyncio
+import contextlib
 import hashlib
 import http.client
 import io
@@ -309,6 +311,33 @@ def test_half_a_response_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(boot.http.client, "HTTPSConnection", FakeConnection)
     with pytest.raises(OSError, match="IncompleteRead"):
         service.ask("GET", "/", None, 100)
+
+
+def test_a_connect_that_hangs_ends_the_near_connection_on_python_3_10_too(tmp_path, monkeypatch, capsys):
+    class FakeTimeout(Exception):
+        """`asyncio.TimeoutError` of Python 3.10, which is neither an OSError nor the built-in TimeoutError."""
+
+    async def hang(opening, limit_s):
+        opening.close()
+        assert limit_s == boot.REQUEST_TIMEOUT_S
+        raise FakeTimeout
+
+    async def connect():
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            carrying = asyncio.create_task(boot._carry_all(service, listening, os.getppid()))
+            near, near_out = await asyncio.open_connection(*listening.getsockname())
+            async with asyncio.timeout(60):
+                assert await near.read() == b""
+            near_out.close()
+            carrying.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await carrying
+
+    service = boot.Service("https://127.0.0.1:1", authority_of(tmp_path))
+    monkeypatch.setattr(boot.asyncio, "TimeoutError", FakeTimeout)
+    monkeypatch.setattr(boot.asyncio, "wait_for", hang)
+    asyncio.run(connect())
+    assert capsys.readouterr().err == "clary boot: 127.0.0.1:1: no connection within 60 s\n"
 
 
 def authority_of(tmp_path):

@@ -2,8 +2,12 @@
 
 Where: the supervisor starts one mirror per folder with the program and finishes it before the host's work ends. Unlike
 checkpoints these files form no sets: each is stored by itself when it has changed. A worker's end mark is stored after
-all files that were written before it, except unreadable ones, so a reader of the store that sees the mark finds all
-these files. The program owns the folder: no link in its path or content is followed.
+all files that were written before it, so a reader of the store that sees the mark finds all these files. The program
+owns the folder: no link in its path or content is followed.
+
+[Note: an end mark without a file] A file cannot be stored if it is unreadable or its name is too long. While writers
+run, end marks wait for such a file, since a later round may read it. Once all writers have ended they no longer wait:
+a reader would never learn of the end. The missing file is then named in `error`, which becomes a note of the job.
 """
 
 from __future__ import annotations
@@ -164,7 +168,7 @@ class FolderMirror(Worker):
     def _store_changed(self, *, is_quiet: bool) -> bool:
         """Store the changed files that are due; return whether all due files are stored.
 
-        An unreadable file does not delay the others.
+        An unreadable file does not delay the others, except end marks; see [Note: an end mark without a file].
         """
         unread = ""
         try:
@@ -184,6 +188,8 @@ class FolderMirror(Worker):
                 for name in (*sorted(names), *sorted(late)):
                     if self.is_aborted:
                         return False
+                    if name in late and unread and not is_quiet:
+                        break
                     if self._is_due(name, marks[name], is_quiet=is_quiet):
                         unread = self._store_file(folder, name, marks[name]) or unread
         except FileNotFoundError:

@@ -1,14 +1,14 @@
 """First process of a host: it enters the namespaces, builds the root, and runs the program.
 
-Where: `program` starts it with the interpreter that runs the agent, an order on standard input (`program_order`) and a
-control socket. With namespaces there are two processes: the outer process stays outside and watches the agent, the
-inner process is process 1 of the host. The end of either process ends the host: the inner process dies with the outer
-process, and the kernel kills a PID namespace whose first process has ended. The outer process cannot use the
+Where: `first_process` starts it with the interpreter that runs the agent, an order on standard input (`program_order`)
+and a control socket. With namespaces there are two processes: the outer process stays outside and watches the agent,
+the inner process is process 1 of the host. The end of either process ends the host: the inner process dies with the
+outer process, and the kernel kills a PID namespace whose first process has ended. The outer process cannot use the
 parent-death signal instead, because that fires when the agent's *thread* ends.
 
-As in a container by default, no_new_privs is left unset, so that sudo, ping and mpirun's helpers work. Capabilities are
-Docker's defaults less MKNOD (`kernel.KEPT_CAPABILITIES`); system calls are filtered (`call_filter`); the session's keys
-are dropped.
+As in a container by default, no_new_privs is left unset, so that sudo, ping and mpirun's helpers work. With namespaces,
+capabilities are Docker's defaults less MKNOD (`kernel.KEPT_CAPABILITIES`), system calls are filtered (`call_filter`),
+and the session's keys are dropped; plain processes keep all that the agent has.
 """
 
 from __future__ import annotations

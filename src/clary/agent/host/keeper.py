@@ -4,8 +4,8 @@ Where: the last step of a host's first process for a program. The loop ends when
 agent or by its death, or when the agent wants the host for another program. No process of the program outlives the
 loop. Messages are JSON objects, one per packet, with a `kind`:
 
-    to the agent: forked, started, ready, exited, signalled, heard (SIGTERM, from outside of the host), note;
-        again (why_not), from `init`
+    to the agent: forked, ready, exited, signalled, heard (SIGTERM, from outside of the host), note;
+        from `init`: init (its credentials have the pid), again (why_not), failed (message)
     from the agent: signal (number, id), kill, again; before these: start, if the host stands by (`standing_by`), and
         then begin, if the program waits for it
 """
@@ -102,6 +102,7 @@ class Keeper:
             signal.signal(number, signal.SIG_IGN)
         with contextlib.suppress(OSError):  # a kernel without signalfd: outside signals are ignored
             self._outside = OutsideSignals(self._census.may_hold)
+        has_waited = self._waits
         try:
             try:
                 forked = self._fork_marked()
@@ -109,14 +110,16 @@ class Keeper:
             except GivenUp:
                 return
             self._start_all(forked)
-            if self._outside is not None:
-                self._outside.take()  # a signal before the start does not concern the program
+            # A signal before the start concerns only processes that have waited for it.
+            was_heard = self._outside is not None and self._outside.take() and has_waited
             self._send(
                 kind="ready",
                 not_isolated=list(not_isolated),
                 num_forked=len(forked),
                 why_not_forked=self._why_not_forked,
             )
+            if was_heard:
+                self._note_heard()
             poll = select.poll()
             poll.register(self._control, select.POLLIN)
             poll.register(child_ended, select.POLLIN)
@@ -148,9 +151,12 @@ class Keeper:
     def _hear(self) -> None:
         """Record a SIGTERM from outside of the host, which the program has received too."""
         if self._outside is not None and self._outside.take():
-            self._doomed.update(self._alive)  # includes processes that the signal has already ended
-            self._stop_signals.hear()
-            self._send(kind="heard")
+            self._note_heard()
+
+    def _note_heard(self) -> None:
+        self._doomed.update(self._alive)  # includes processes that the signal has already ended
+        self._stop_signals.hear()
+        self._send(kind="heard")
 
     def _look_in_s(self) -> float | None:
         """Call the census's `look` if it is due; return the seconds until the next call, or None without calls."""
@@ -209,8 +215,6 @@ class Keeper:
             os.close(process["output_fd"])
             if failure:
                 self._send(kind="note", text=f"Process {index} could not be started: {failure}.")
-            else:
-                self._send(kind="started", index=index, pid=pid)
 
     def _obey(self) -> bool:
         """Execute one message; return False if the loop must end."""

@@ -1,8 +1,9 @@
 """A program on a host: its start, output, signals and end.
 
-Where: the supervisor starts one program for each order to run. A program has a first process (`init`), which reports
-over a control socket, and one reader thread in the agent, which reads those reports and the program's output. All
-methods may be called from any thread.
+Where: the supervisor starts one program for each order to run; commands that run in a host (`host_command`) and the
+rules over saved tensors (`rule_world`) are programs too. A program has a first process (`init`), which reports over a
+control socket, and one reader thread in the agent, which reads those reports and the program's output. All methods may
+be called from any thread.
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ class Program:
 
         Raises:
             AgentError: the host could not be made; it was removed.
+            ValueError: there is no process.
         """
         if not processes:
             raise ValueError("a program needs at least one process")
@@ -277,9 +279,10 @@ class Program:
         return self._record.ranks_by_pid()
 
     def close(self) -> None:
-        """End all processes and clean up: no process, mount, cgroup, folder or descriptor is left.
+        """End all processes and clean up; a second call does nothing.
 
-        All output has been passed to `on_output` when this returns. A second call does nothing.
+        No process, mount, cgroup, folder or descriptor is left, except those of a host that can serve another program:
+        `on_free` gets that host. All output has been passed to `on_output` when this returns.
         """
         with self._closing:
             if self._is_closed:

@@ -1,8 +1,9 @@
 """A host created before its program is known, with a ready interpreter in it.
 
-Where: the agent of a pool prepares a standby host at the end of each job and starts the next program in it. The slow
-steps are then done: namespaces, root, interpreter, imports. A standby host serves one program, unless it lasts: then,
-after its program has ended, `on_free` of `start` receives it for the next program.
+Where: the agent of a pool prepares a standby host at the end of each job, and in a series of similar jobs also while a
+program runs, and starts the next program in it. The slow steps are then done: namespaces, root, interpreter, imports. A
+standby host serves one program, unless it lasts: then, after its program has ended, `on_free` of `start` receives it
+for the next program.
 """
 
 from __future__ import annotations
@@ -166,7 +167,11 @@ class StandbyHost:
         clock: Clock | None = None,
         on_free: Callable[[StandbyHost | None, str], None] | None = None,
     ) -> Program:
-        """Start every process, as `make_ready` and `begin` do; this consumes the standby host."""
+        """Start every process, as `make_ready` and `begin` do; this consumes the standby host.
+
+        Args: as `make_ready`.
+        Raises: AgentError as they do.
+        """
         ready = self.make_ready(processes, binds=binds, waits=False, on_output=on_output, clock=clock, on_free=on_free)
         return ready.begin()
 

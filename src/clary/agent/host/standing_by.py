@@ -105,10 +105,7 @@ class StandingBy:
         return Start(processes=start["processes"], not_isolated=not_isolated, waits=start["waits"])
 
     def why_not_again(self) -> str:
-        """Unmount the binds of an ended program; return "", or the reason why no other program can follow.
-
-        The text is empty if another program can follow.
-        """
+        """Unmount the binds of an ended program; return "", or the reason why no other program can follow."""
         if self._traces is None:
             return "its interpreter serves one program"
         if self._binds.why_final:

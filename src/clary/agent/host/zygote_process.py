@@ -132,8 +132,8 @@ class Zygote:
             parent_watched: whether the processes die with this process.
             before_gate: called when everything is done except that the gate opens; its errors close the gate.
 
-        Returns: index -> pid of the forked processes, which are children of this process; and the reason if no process
-            was forked.
+        Returns: index -> pid of the forked processes, which are children of this process; and the reason if processes
+            were marked and none was forked.
         """
         marked = {index: process for index, process in enumerate(processes) if _can_fork(process)}
         forked: dict[int, int] = {}

@@ -6,8 +6,9 @@ failing medium), and no printing process may wait for it: output stays in this b
 
 [Note: a full buffer] If lines arrive faster than this machine's processors can process them, the reader waits for room
 for up to `BUSY_S`, which slows down the program, as any pipe does, and loses no output if there is room by then. If a
-disk hangs, the reader waits for `STUCK_S`. After either wait without success it drops output that finds no room, and
-waits no more until half of the buffer is free. The kernel's state of the writing thread distinguishes the two cases.
+disk hangs, the reader waits for `STUCK_S`. After either wait without success it drops all output, without a wait, until
+half of the buffer is free: the log has one gap then, not one after each piece that fits. The kernel's state of the
+writing thread distinguishes the two cases.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class OutputBuffer:
         self._num_put = 0
         self._num_passed = 0
         self._losses: dict[Hashable, LogLoss] = {}
-        self._is_dropping = False  # whether a wait for room has failed and there has been too little room since
+        self._is_dropping = False  # whether a wait for room has failed and half of the buffer was never free since
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="log-intake", daemon=True)
         self._thread.start()
@@ -107,7 +108,7 @@ class OutputBuffer:
     def put(self, key: Hashable, data: bytes) -> None:
         """Receive bytes of one stream, in order; empty bytes end it. It may wait; see [Note: a full buffer]."""
         with self._changed:
-            if data and not self._has_room(len(data)) and not self._wait_for_room(len(data)):
+            if data and (self._is_dropping or not (self._has_room(len(data)) or self._wait_for_room(len(data)))):
                 loss = self._losses.setdefault(key, LogLoss())
                 loss.add(data.count(b"\n"), len(data), "the disk of this host did not take them in time")
                 return
@@ -145,8 +146,6 @@ class OutputBuffer:
 
     def _wait_for_room(self, size_bytes: int) -> bool:
         """Wait for room; return whether there is room now."""
-        if self._is_dropping:
-            return False
         started_s = time.monotonic()
         while time.monotonic() - started_s < BUSY_S:
             num_passed = self._num_passed
@@ -198,7 +197,6 @@ class OutputBuffer:
             with self._lock:
                 self._held_bytes -= item.size_bytes
                 self._num_passed += 1
-                # Drop output until half of the buffer is free: room for one piece would leave a gap after each piece.
                 self._is_dropping = self._is_dropping and self._held_bytes > self._max_bytes // 2
                 self._changed.notify_all()
 

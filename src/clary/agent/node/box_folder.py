@@ -27,7 +27,6 @@ from clary.base.whole_files import replace_durably
 # Options of Python: load only this file's code and the standard library, despite other packages or variables.
 ISOLATED = ("-I", "-S")
 PRIVATE = 0o700
-SECRET = 0o600
 MAX_FILE_BYTES = 1024 * 1024
 
 

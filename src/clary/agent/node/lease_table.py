@@ -73,11 +73,6 @@ class LeaseTable:
                 continue
             self._records[record.lease] = record
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether this box has no lease."""
-        return not self._records
-
     def obey(self, orders: Iterable[LeaseOrder]) -> None:
         """Start, signal and end leases as told in the service's answer.
 

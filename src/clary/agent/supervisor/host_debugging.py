@@ -107,7 +107,7 @@ class HostDebugging(Companion):
     def finish(self, limit_s: float = FINISH_S) -> tuple[str, ...]:
         """Wait until rules have read all tensors and all files are stored; return sentences on missing files.
 
-        A leader uploads twice; only the first call waits.
+        A host that becomes leader after it has staged its share uploads twice; only the first call waits.
         """
         if self._is_finished:
             return ()

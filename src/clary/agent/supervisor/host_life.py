@@ -4,8 +4,10 @@ Where: `supervisor` calls it from its single thread with orders and with events 
 
     PREPARING --(every part done)--> PREPARED --RUN--> RUNNING --(every process gone, checkpoints stored)--> EXITED
     EXITED --UPLOAD--> UPLOADING --> DONE;   STOP, or an error, leads to EXITED from every phase before it.
+    DONE --UPLOAD--> UPLOADING   on a host that has staged its share and becomes leader, as the first leader was lost
 
-Before EXITED and before DONE the service has stored every log line, because both phases can make the job terminal.
+Both EXITED and DONE can make the job terminal, so each is entered only after the service has stored every log line, or
+after the wait for it was given up.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ class HostLife:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop was ordered."""
+        """Whether `stop` was called: by an order, or by a notice that the host's capacity ends."""
         return self._is_stopped
 
     def start(self) -> None:

@@ -52,7 +52,7 @@ class Heartbeat(Worker):
         board: holds the facts.
         on_over: called with the reason when the attempt has ended or the service was unreachable for too long.
         on_receipt: called with each receipt; receipts repeat the service's requests until they are met.
-        on_away: called once when the service stops answering, and once when it answers again.
+        on_away: called once when the service stops taking reports, and once when it takes them again.
     """
 
     def __init__(
@@ -88,37 +88,50 @@ class Heartbeat(Worker):
 
     def _round(self) -> float | None:
         try:
-            self._tell(timeout_s=REQUEST_TIMEOUT_S if self._is_away else FIRST_SILENCE_S)
-            if self._is_away:
-                logger.warning("the service is back after %.1f s", time.monotonic() - self._heard_at_s)
-                self._on_away(False)
-            self._heard_at_s, self._is_away = time.monotonic(), False
-            self._back_off.reset()
-            self._board.wait_until_urgent(self._interval_s)
-            return 0.0
+            receipt = self._tell(timeout_s=REQUEST_TIMEOUT_S if self._is_away else FIRST_SILENCE_S)
+            self._note_answer()
         except AttemptOver as error:
             self._on_over(error.message)
             return None
         except (ServiceUnreachable, ServiceRefused) as error:
             if not self._is_away:
                 logger.warning("the service does not take reports: %s", error)
+                self._is_away = True
                 self._on_away(True)
+            return self._next_try()
         except Exception:  # boundary: heartbeat loop; without it the host would count as lost
             logger.exception("a report could not be made")
-        self._is_away = True
-        away_s = time.monotonic() - self._heard_at_s
-        if away_s > self._orphan_timeout_s:
-            self._on_over(f"the service has been away for {away_s:.0f} s")
+            return self._next_try()
+        try:
+            self._on_receipt(receipt)
+        except Exception:  # boundary: as above; the service has the report, and its next receipt repeats the request
+            logger.exception("a receipt of the service could not be followed")
+        self._board.wait_until_urgent(self._interval_s)
+        return 0.0
+
+    def _note_answer(self) -> None:
+        away_s, was_away = time.monotonic() - self._heard_at_s, self._is_away
+        self._heard_at_s, self._is_away = time.monotonic(), False
+        self._back_off.reset()
+        if was_away:
+            logger.warning("the service is back after %.1f s", away_s)
+            self._on_away(False)
+
+    def _next_try(self) -> float | None:
+        """Return the seconds until the next report; None, after `on_over`, if no report was taken for too long."""
+        unheard_s = time.monotonic() - self._heard_at_s
+        if unheard_s > self._orphan_timeout_s:
+            self._on_over(f"the service has been away for {unheard_s:.0f} s")
             return None
         return self._back_off.next_s()
 
-    def _tell(self, *, timeout_s: float) -> None:
+    def _tell(self, *, timeout_s: float) -> ReportReceipt:
         report, mark = self._board.next_report()
         receipt = self._service.report(report, timeout_s=timeout_s)
         if not receipt.accepted:
             raise AttemptOver("the service does not accept reports of this attempt any more")
         self._board.told(mark)
-        self._on_receipt(receipt)
+        return receipt
 
 
 class OrderWatch(Worker):

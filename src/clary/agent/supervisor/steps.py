@@ -83,7 +83,7 @@ class RunningProgram(WatchedProgram, Protocol):
 
 
 class Checkpoints(Protocol):
-    """The checkpoint folder of this host; `restore_checkpoints` returns it; only `flush` waits."""
+    """The checkpoint folder of this host, `Steps.checkpoints`; only `flush` waits."""
 
     @property
     def summary(self) -> str:
@@ -161,9 +161,10 @@ class Mirror(Protocol):
 class Steps(Protocol):
     """The work on one host of one attempt, in the order in which it is done.
 
-    Each method may run for long and is called from a thread of its own. `build_tree` is called first. Then channels are
-    fetched and checkpoints are restored; at the same time the code is fetched (after `code_channel`, if there is one),
-    and then the environment is prepared.
+    The steps of the preparation, up to `prepare_environment`, and `upload` may run for long and are called from threads
+    of their own; the others are called from the supervisor's thread, `abort` from any. `build_tree` is called first.
+    Then channels are fetched and checkpoints are restored; at the same time the code is fetched (after `code_channel`,
+    if there is one), and then the environment is prepared.
     Errors: ClaryError with a fault and a sentence for the user; anything else is a defect of Clary.
     """
 

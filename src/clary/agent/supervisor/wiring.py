@@ -129,7 +129,7 @@ class HostSteps:
 
     @property
     def code_channel(self) -> str | None:
-        """Channel that holds the code."""
+        """Channel that holds the code; None if no channel holds it."""
         return code_channel(self._plan)
 
     @property
@@ -150,7 +150,7 @@ class HostSteps:
 
     @property
     def summaries(self) -> tuple[str, ...]:
-        """Log lines on the sources of the channels."""
+        """Log lines on the sources of the channels and of compiled code."""
         return (*self._input.summaries, *self._compiled.summaries)
 
     def build_tree(self) -> None:

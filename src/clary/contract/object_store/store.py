@@ -205,22 +205,12 @@ class ObjectStore:
         """
         writing.put_object(self._exchange, bucket, key, body=body, headers=_metadata_headers(metadata or {}))
 
-    def upload_file(self, bucket: str, key: str, path: Path) -> int:
-        """Store a file as an object, by parallel parts from 16 MiB on; return its size.
-
-        Args:
-            bucket: name of the bucket.
-            key: key of the object.
-            path: path of the file, which must not change meanwhile.
-        Raises: OSError if the file cannot be read.
-        """
-        with path.open("rb") as file:
-            return self.upload_stream(bucket, key, file)
-
     def upload_stream(
         self, bucket: str, key: str, reader: _Readable, *, metadata: Mapping[str, str] | None = None
     ) -> int:
         """Store the content of `reader` as an object and return the size; errors of `reader` abort the upload.
+
+        From 16 MiB on the content is stored by parallel parts.
 
         Args:
             bucket: name of the bucket.

@@ -170,6 +170,52 @@ def test_an_unreadable_file_does_not_prevent_the_upload_of_others(mirror, store,
     assert "Permission denied" in mirror.error
 
 
+def test_an_end_mark_waits_for_a_file_that_cannot_be_read_until_all_writers_have_ended(
+    mirror, store, folder, monkeypatch
+):
+    (folder / "a").write_text("hidden")
+    (folder / "b").write_text("shown")
+    (folder / "ended").mkdir()
+    (folder / "ended" / "worker_0.json").write_text("{}")
+    looks = []
+    real = Folder.open_file
+
+    def refusing(opened, path):
+        if path == "a":
+            looks.append(path)
+            raise PermissionError(13, "Permission denied", path)
+        return real(opened, path)
+
+    monkeypatch.setattr(Folder, "open_file", refusing)
+    mirror.start()
+    wait_for(lambda: len(looks) >= 4)  # a mark is due from the second round on
+    assert keys(store) == ["b"]
+    mirror.flush()
+    wait_for(lambda: keys(store) == ["b", "ended/worker_0.json"])
+    assert not mirror.finish(LIMIT_S)
+    assert "a: " in mirror.error
+
+
+def test_an_end_mark_is_stored_after_a_file_that_can_be_read_again(mirror, store, folder, monkeypatch):
+    (folder / "a").write_text("x")
+    (folder / "ended").mkdir()
+    (folder / "ended" / "worker_0.json").write_text("{}")
+    looks = []
+    real = Folder.open_file
+
+    def refusing_a_few_times(opened, path):
+        looks.append(path)
+        if path == "a" and looks.count("a") < 4:
+            raise PermissionError(13, "Permission denied", path)
+        return real(opened, path)
+
+    monkeypatch.setattr(Folder, "open_file", refusing_a_few_times)
+    mirror.start()
+    wait_for(lambda: len(keys(store)) == 2)
+    assert [key.removeprefix("t/job/debug-output/") for _, key in store.objects] == ["a", "ended/worker_0.json"]
+    assert mirror.finish(LIMIT_S)
+
+
 def test_end_marks_of_an_earlier_attempt_are_deleted(mirror, store, folder):
     for name in ("END_OF_JOB.ts", "ended/algo-1.try-1.of-2", "ended/algo-2.try-1.of-2", "steps/old"):
         store.objects["bucket", f"t/job/debug-output/{name}"] = b""

@@ -118,6 +118,25 @@ def test_lines_that_find_no_room_are_dropped_and_the_log_marks_the_gap(buffer_of
     assert taker.taken[1:] == [("a", kept), ("a", gap), ("a", b"after\n")]
 
 
+def test_a_piece_that_fits_is_dropped_until_half_of_the_buffer_is_free(buffer_of, taker: Taker) -> None:
+    buffer = buffer_of(max_bytes=10_000)
+    hang(taker, buffer)
+    kept = b"k" * 8_999 + b"\n"
+    buffer.put("a", kept)
+    for _ in range(3):
+        buffer.put("a", b"too large" * 1_000 + b"\n")
+        buffer.put("a", b"fits\n")
+        buffer.put("b", b"fits too\n")
+    assert buffer.num_lost == 9
+    taker.gate.set()
+    assert buffer.flush(PATIENCE_S)
+    buffer.put("a", b"after\n")
+    buffer.put("b", b"after\n")
+    assert buffer.flush(PATIENCE_S)
+    gap_a, gap_b = (f"clary: {lines} lines ({size} bytes) {LOST}" for lines, size in ((6, 27_018), (3, 27)))
+    assert taker.taken[1:] == [("a", kept), ("a", gap_a), ("b", gap_b), ("a", b"after\n"), ("b", b"after\n")]
+
+
 def test_dropping_many_lines_costs_one_wait(buffer_of, taker: Taker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clary.agent.log.output_buffer.STUCK_S", 0.2)
     buffer = buffer_of(max_bytes=1_000)

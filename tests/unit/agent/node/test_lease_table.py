@@ -132,7 +132,7 @@ def test_a_lease_that_the_service_no_longer_names_is_ended_and_forgotten(world):
     world.lose()
     world.table.obey([])
     assert world.ended == [LEASE]
-    assert world.table.is_empty
+    assert world.phases == {}
     assert list(world.folder.leases.iterdir()) == []
 
 

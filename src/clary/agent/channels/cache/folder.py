@@ -207,12 +207,8 @@ class CacheFolder:
     def objects(self) -> list[StoredObject]:
         """Return every object, the least recently used first."""
         found = list(_files(self._fresh_objects)) + list(_files(self._kept_objects))
-        # ctime: set when a link to the object was last made or removed, or by `touch`.
+        # ctime: set when a link to the object was last made or removed.
         return sorted(found, key=lambda stored: stored.status.st_ctime_ns)
-
-    def touch(self, path: Path) -> None:
-        """Record the present moment as the last use of an object without links from trees."""
-        os.utime(path, ns=(time.time_ns(), path.lstat().st_mtime_ns))
 
     def settle_one(self, stored: StoredObject) -> None:
         """Sync the content of an object to the disk and move the object to `kept`."""

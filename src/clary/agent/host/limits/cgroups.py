@@ -157,7 +157,8 @@ class HostCgroup:
             may_move: whether processes of the agent's own cgroup may be moved into a leaf of it as a last resort.
 
         Raises:
-            AgentError: the name is invalid, or a cgroup of that name already contains processes; no cgroup was changed.
+            AgentError: the name is invalid, or a cgroup of that name already contains processes; no cgroup of this host
+                is left behind.
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise AgentError(f"cgroup name {name!r}: expected letters, digits, '.', '_' and '-', starting with one")
@@ -172,6 +173,9 @@ class HostCgroup:
                     cgroup.why_memory_is_not_limited = _reason(error)
                 if wanted:
                     sentences.append(f"{wanted}: {_reason(error)}.{_WATCHED if controller == 'memory' else ''}")
+            except AgentError:
+                cgroup.remove()  # those made in other hierarchies
+                raise
         cgroup.limits_memory = resources.memory_bytes is not None and not cgroup.why_memory_is_not_limited
         cgroup.not_enforced = tuple(sentences)
         if "pids" not in cgroup._folders:

@@ -421,6 +421,20 @@ def test_group_that_holds_processes_is_refused(tmp_path, monkeypatch):
         HostCgroup.create("h", Resources(num_cpus=1, memory_bytes=GIB), tree=tree)
 
 
+@pytest.mark.parametrize("controller", ["cpu", "pids"])
+def test_a_group_that_is_refused_in_one_hierarchy_leaves_none_in_the_others(tmp_path, monkeypatch, controller):
+    monkeypatch.setattr(cgroups, "_TAKE_OVER_LIMIT_S", 0.02)
+    tree = FakeCgroupTree(tmp_path, version=1, own="/box")
+    busy = tmp_path / controller / "box" / "clary" / "h"
+    tree.make(str(busy.parent))
+    tree.make(str(busy))
+    (busy / "cgroup.procs").write_text("77\n")
+    with pytest.raises(AgentError, match="holds processes already"):
+        HostCgroup.create("h", Resources(num_cpus=1, memory_bytes=GIB), tree=tree)
+    assert list(tmp_path.rglob("h")) == [busy]
+    assert tree.read(f"{busy}/cgroup.procs") == "77\n"
+
+
 @pytest.mark.parametrize("name", ["", "..", "a/b", "-x", "a b", "a\n"])
 def test_names_that_are_no_folder_names_are_refused(name, tmp_path):
     with pytest.raises(AgentError, match="cgroup name"):

@@ -1,8 +1,4 @@
-"""Test whether this machine can isolate hosts.
-
-Where: tests of hosts call it, to skip tests that this machine cannot run. The service probes with an anchor instead
-(`control.engines.local.isolation`).
-"""
+"""Probe of whether this machine can isolate hosts, for tests that it cannot run otherwise."""
 
 from __future__ import annotations
 
@@ -13,10 +9,9 @@ from pathlib import Path
 
 import clary
 from clary.agent.host import kernel
-from clary.contract.launch_plan import Isolation
 
-_PROBE_LIMIT_S = 20.0
-_START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from clary.agent.host.support import probe; probe()"
+_LIMIT_S = 20.0
+_START = "import sys; sys.path[:0] = sys.argv[1:]; from isolation_probe import probe; probe()"
 _SYSCTLS = {
     "/proc/sys/kernel/unprivileged_userns_clone": "0",  # Debian before 11
     "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": "1",  # Ubuntu from 23.10
@@ -24,28 +19,25 @@ _SYSCTLS = {
 }
 
 
-def supports(isolation: Isolation) -> str | None:
-    """Return None if this user can make hosts with this isolation on this machine, else the reason."""
-    if not sys.platform.startswith("linux"):
-        return f"hosts need Linux (namespaces, /proc); this is {sys.platform}"
-    if isolation is Isolation.PROCESSES:
-        return None
-    sources = str(Path(clary.__file__).parents[1])
+def why_no_namespaces() -> str | None:
+    """Return None if this user can make hosts with namespaces on this machine, else the reason."""
+    folders = [str(Path(__file__).parent), str(Path(clary.__file__).parents[1])]
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _START, sources],
+            [sys.executable, "-I", "-S", "-c", _START, *folders],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_PROBE_LIMIT_S,
+            timeout=_LIMIT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"entering namespaces took longer than {_PROBE_LIMIT_S:g} s"
+        return f"entering namespaces took longer than {_LIMIT_S:g} s"
     if done.returncode == 0:
         return None
     reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-    return f"namespaces are refused to {_user()}: {reason}{_advice()}"
+    user = "root" if os.geteuid() == 0 else f"user {os.geteuid()}"
+    return f"namespaces are refused to {user}: {reason}{_advice()}"
 
 
 def probe() -> None:
@@ -58,11 +50,7 @@ def probe() -> None:
         kernel.CLONE_NEWPID | kernel.CLONE_NEWNS | kernel.CLONE_NEWUTS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET
     )
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
-    kernel.mount("tmpfs", "/tmp", kind="tmpfs")  # noqa: S108 - in a mount namespace of its own
-
-
-def _user() -> str:
-    return "root" if os.geteuid() == 0 else f"user {os.geteuid()}"
+    kernel.mount("tmpfs", "/tmp", kind="tmpfs")
 
 
 def _advice() -> str:

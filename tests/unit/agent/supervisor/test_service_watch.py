@@ -1,0 +1,108 @@
+"""The heartbeat towards a service that is away, and towards callbacks that fail."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from clary.agent.fact_board import FactBoard
+from clary.agent.service_client import ServiceUnreachable
+from clary.agent.supervisor.service_watch import Heartbeat
+from clary.base.clock import SystemClock
+from clary.contract.agent_protocol import Order, Report, ReportReceipt
+
+PATIENCE_S = 60.0
+DEFECT, SILENCE = ValueError("a defect of the client"), ServiceUnreachable("no answer")
+RECEIPT = ReportReceipt(accepted=True, order_number=0)
+
+
+class FakeTalk:
+    """Gives the answers of a list, then receipts; `num_answers` counts all."""
+
+    def __init__(self, *answers: Exception | ReportReceipt) -> None:
+        self._answers = itertools.chain(answers, itertools.repeat(RECEIPT))
+        self._num_listed = len(answers)
+        self.num_answers = 0
+        self.is_done = threading.Event()  # two receipts have followed the list
+
+    def report(self, report: Report, *, timeout_s: float = 0.0) -> ReportReceipt:
+        self.num_answers += 1
+        if self.num_answers > self._num_listed + 2:
+            self.is_done.set()
+        answer = next(self._answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def next_order(self, after: int, *, wait_s: float) -> Order | None:
+        raise NotImplementedError
+
+    def wake_orders(self) -> None:
+        raise NotImplementedError
+
+
+def run(
+    talk: FakeTalk,
+    *,
+    on_receipt: Callable[[ReportReceipt], None] = lambda receipt: None,
+    orphan_timeout_s: float = PATIENCE_S,
+) -> tuple[list[bool], list[str]]:
+    """Return the calls of `on_away` and of `on_over` until the talk is done or the heartbeat has ended."""
+    aways: list[bool] = []
+    overs: list[str] = []
+
+    def end(reason: str) -> None:
+        overs.append(reason)
+        talk.is_done.set()
+
+    heartbeat = Heartbeat(
+        talk,
+        board=FactBoard(clock=SystemClock()),
+        on_over=end,
+        on_receipt=on_receipt,
+        on_away=aways.append,
+        interval_s=0.01,
+        orphan_timeout_s=orphan_timeout_s,
+    )
+    heartbeat.start()
+    assert talk.is_done.wait(PATIENCE_S)
+    assert heartbeat.close(PATIENCE_S)
+    return aways, overs
+
+
+@pytest.mark.parametrize(
+    ("answers", "aways"),
+    [
+        ((), []),
+        ((SILENCE, SILENCE), [True, False]),
+        ((RECEIPT, SILENCE, RECEIPT, SILENCE), [True, False, True, False]),
+        ((DEFECT,), []),
+        ((DEFECT, SILENCE), [True, False]),
+        ((SILENCE, DEFECT, SILENCE), [True, False]),
+    ],
+)
+def test_each_outage_is_told_once_at_its_begin_and_once_at_its_end(answers, aways) -> None:
+    assert run(FakeTalk(*answers)) == (aways, [])
+
+
+def test_a_receipt_that_cannot_be_followed_is_an_answer_of_the_service(caplog: pytest.LogCaptureFixture) -> None:
+    receipts: list[ReportReceipt] = []
+
+    def fail(receipt: ReportReceipt) -> None:
+        receipts.append(receipt)
+        raise ValueError("a defect of the supervisor")
+
+    talk = FakeTalk(*[RECEIPT] * 20)
+    assert run(talk, on_receipt=fail, orphan_timeout_s=0.0) == ([], [])
+    assert len(receipts) >= 20
+    assert "a receipt of the service could not be followed" in caplog.text
+
+
+@pytest.mark.parametrize("answer", [SILENCE, DEFECT])
+def test_a_host_whose_reports_do_not_arrive_for_too_long_is_given_up(answer: Exception) -> None:
+    _, overs = run(FakeTalk(*[answer] * 1000), orphan_timeout_s=0.05)
+    assert len(overs) == 1
+    assert overs[0].startswith("the service has been away for ")
