@@ -42,6 +42,10 @@ def run(options: argparse.Namespace) -> int:
     ]
     print(f"engine {page['engine']}" + (f", nodes reach the service at {page['url']}" if page["url"] else ""))
     print(table(("TYPE", "NODES", "FREE", "CPUS", "MEMORY", "GPUS", "MAPS TO"), rows))
+    in_rows = sum(kind["num_nodes"] for kind in page["kinds"])
+    num_nodes = page.get("num_nodes", in_rows)  # a service of an earlier version does not send it
+    if num_nodes != in_rows:
+        print(f"{num_nodes} nodes in all: some are in several rows")
     return 0
 
 

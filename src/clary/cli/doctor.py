@@ -165,8 +165,10 @@ def _environment(settings: Settings) -> Finding:
     probe = InterpreterProbe()
     problem = why_default_fails(settings, probe)
     if problem:
-        return Finding("environment", f"AWS's framework images are refused: {problem}", is_problem=True)
-    return Finding("environment", f"AWS's framework images run in {default_python(settings, probe)}")
+        told = f"AWS's PyTorch images without an environment of their own are refused: {problem}"
+        return Finding("environment", told, is_problem=True)
+    python = default_python(settings, probe)
+    return Finding("environment", f"AWS's PyTorch images without an environment of their own run in {python}")
 
 
 def _machine(engine: LocalEngine, settings: Settings) -> Finding:

@@ -30,6 +30,12 @@ TERMINAL = ("Completed", "Failed", "Stopped")
 Say = Callable[[str], None]
 
 
+class JobOverdue(ClaryError):
+    """Jobs of a rehearsal did not end in the time that the command gives them."""
+
+    default_fault = Fault.USER
+
+
 @dataclass
 class _Pending:
     """A fault that has not begun or not ended yet."""
@@ -265,7 +271,7 @@ class JobWatch:
 def follow(watches: Sequence[JobWatch], *, timeout_s: float) -> None:
     """Poll jobs until all have ended.
 
-    Raises: ClaryError after `timeout_s`, naming the jobs that still run.
+    Raises: JobOverdue after `timeout_s`, naming the jobs that still run.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -276,7 +282,7 @@ def follow(watches: Sequence[JobWatch], *, timeout_s: float) -> None:
             return
         if time.monotonic() >= deadline_s:
             names = ", ".join(watch.name for watch in watches if not watch.is_over)
-            raise ClaryError(f"{names} did not end within {timeout_s:g} s", fault=Fault.USER)
+            raise JobOverdue(f"{names} did not end within {timeout_s:g} s; give the jobs more time: --timeout")
         time.sleep(POLL_S)
 
 

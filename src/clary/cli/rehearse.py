@@ -1,6 +1,6 @@
 """`clary rehearse JOB`: run the job with faults and a twin without faults, and certify how the job resumes.
 
-Exit codes: 0 PASS, 1 FAIL, 3 INCONCLUSIVE; 2 for an impossible rehearsal, reported before anything starts, and for a
+Exit codes: 0 PASS, 1 FAIL, 3 INCONCLUSIVE; 2 for an impossible rehearsal, reported before anything starts; 124 for a
 job that does not end within --timeout. After other errors: as `main`.
 """
 
@@ -19,8 +19,9 @@ from clary.base.errors import ClaryError, ContractError, Fault
 from clary.base.plain import to_plain
 from clary.cli.certificate_words import certificate_text
 from clary.cli.connection import Connection, connect
-from clary.cli.rehearsal_run import JobWatch, follow
+from clary.cli.rehearsal_run import JobOverdue, JobWatch, follow
 from clary.cli.tables import json_text
+from clary.cli.wait import EXIT_TIMEOUT
 from clary.contract.rehearsals import disks_value
 from clary.control.rehearsal import disks
 from clary.control.rehearsal.certificate import COMPLETED, Run, Verdict, certify
@@ -124,6 +125,9 @@ def run(options: argparse.Namespace) -> int:
                 rehearsal = JobWatch(connection, rehearsal.name, reader, say, _settled(faults, twin_run, say))
                 _create(connection, requests.rehearsal, rehearsal, created)
                 follow([rehearsal], timeout_s=options.timeout)
+    except JobOverdue as error:
+        print(f"clary: {error.message}", file=sys.stderr)
+        return EXIT_TIMEOUT
     finally:
         for watch in created:
             watch.stop()

@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"  tls    {connection.record.tls_url}")
     if settings.engine != "local":
         nodes = connection.get("capacity")
-        print(f"  nodes  {sum(kind['num_nodes'] for kind in nodes['kinds'])} of {nodes['engine']}, at {nodes['url']}")
+        print(f"  nodes  {nodes['num_nodes']} of {nodes['engine']}, at {nodes['url']}")
     for sentence in unused_settings(settings):
         print(f"  !!     {sentence}")
     for sentence in shared_by_settings(settings, [parse_entry(text) for text in settings.reachable_networks]):
@@ -111,9 +111,9 @@ def _print_problems(connection: Connection, settings: Settings) -> None:
 
 
 def _without_torch(settings: Settings) -> list[str]:
-    """Return why images of AWS's frameworks are refused, with the command that helps; empty if they are accepted."""
+    """Return why the default environment takes no PyTorch image, with the command that helps; empty if it does."""
     problem = why_default_fails(settings, InterpreterProbe())
-    return [f"AWS's framework images are refused: {problem}"] if problem else []
+    return [f"AWS's PyTorch images without an environment of their own are refused: {problem}"] if problem else []
 
 
 def _print_json(connection: Connection, settings: Settings, *, was_running: bool) -> int:

@@ -240,11 +240,6 @@ class StateFolder:
         for path in (self.service_record_path, self.service_record_copy_path):
             replace_durably(path, json.dumps(asdict(record)).encode(), mode=0o644)
 
-    def remove_service_record(self) -> None:
-        """Remove run/service.json and its copy."""
-        for path in (self.service_record_path, self.service_record_copy_path):
-            path.unlink(missing_ok=True)
-
     def write_secrets(self, kept: RootSecrets) -> None:
         """Write the keys: at the first start, or from a service's memory after their file was lost or damaged."""
         replace_durably(self.secrets_path, json.dumps(asdict(kept)).encode())

@@ -55,6 +55,13 @@ async def names_of(store: Store, *, max_results: int = 100, **query: Any) -> lis
     raise AssertionError("paging does not end")
 
 
+def _damage(database_url: str, name: str) -> None:
+    engine = create_engine(parse_url(database_url))
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE tuning_jobs SET document = '{' WHERE name = :name"), {"name": name})
+    engine.dispose()
+
+
 class TuningContract:
     """Tests that need only the URL of an empty database."""
 
@@ -337,6 +344,28 @@ class TuningContract:
         assert await store.tuning.unfinished() == [in_progress()]
         assert await names_of(store) == ["tuned"]
         assert await store.tuning.trials("tuned") == [started(2)]
+
+    async def test_a_list_quarantines_an_unreadable_tuning_job(self, store: Store, database_url: str) -> None:
+        for name in ("tuned", "other"):
+            await store.tuning.create(in_progress(name), {})
+        _damage(database_url, "other")
+        assert await names_of(store) == ["tuned"]
+        assert await names_of(store, max_results=1) == ["tuned"]
+        assert [entry.name for entry in await store.quarantine.entries()] == ["other"]
+
+    async def test_an_unreadable_tuning_job_is_quarantined_by_a_change_or_a_removal(
+        self, store: Store, database_url: str
+    ) -> None:
+        for name in ("changed", "removed", "tuned"):
+            await store.tuning.create(in_progress(name), {})
+        for name in ("changed", "removed"):
+            _damage(database_url, name)
+        with pytest.raises(TuningJobNotFound, match="'changed'"):
+            await store.tuning.change("changed", lambda job: replace(job, end_reason="why"))
+        with pytest.raises(TuningJobNotFound, match="'removed'"):
+            await store.tuning.remove("removed")
+        assert [entry.name for entry in await store.quarantine.entries()] == ["changed", "removed"]
+        assert await store.tuning.all() == [in_progress()]
 
     async def test_a_closed_store_raises_an_error(self, store: Store) -> None:
         await store.close()

@@ -1,7 +1,10 @@
-"""The time at which the job of a rehearsal failed, taken from its page."""
+"""Times of a rehearsal: when its job failed, and a job that does not end in time."""
 
+import json
 import math
 
+from clary.cli import rehearse
+from clary.cli.main import main
 from clary.cli.rehearsal_run import JobWatch, failed_at_s
 
 TRANSITIONS = [
@@ -43,3 +46,28 @@ def test_a_last_value_that_is_no_number_is_accepted():
     metrics = watch.result(has_checkpoints=False).metrics
     assert math.isnan(metrics["loss"])
     assert metrics["rate"] == 0.5
+
+
+def test_a_job_that_does_not_end_in_time_is_stopped_and_the_exit_code_says_so(tmp_path, monkeypatch, capsys):
+    class FakeConnection:
+        """A service whose jobs never end."""
+
+        called: list[str] = []
+
+        def get(self, page):
+            return {"refusals": {}, "largest_disk_bytes": 0}
+
+        def call(self, action, body):
+            self.called.append(action)
+            return {}
+
+        def job_page(self, name, page="", query=None):
+            return {"lines": [], "tokens": {}} if page == "logs" else facts
+
+    facts = {"status": "InProgress", "state": "Running", "secondary_status": "Training", "attempt": 1, "hosts": []}
+    monkeypatch.setattr(rehearse, "connect", FakeConnection)
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps({"TrainingJobName": "job", "ResourceConfig": {"InstanceCount": 1}}))
+    assert main(["rehearse", str(file), "--kill", "algo-1@10s", "--timeout", "0"]) == 124
+    assert "did not end within 0 s" in capsys.readouterr().err
+    assert FakeConnection.called == ["CreateTrainingJob", "StopTrainingJob"]

@@ -154,6 +154,19 @@ def test_unused_shared_memory_is_listed_with_the_plain_jobs_of_its_time(home, me
     assert line.endswith(f"rm {memory}/segment")
 
 
+def test_shared_memory_of_an_earlier_attempt_is_listed(home, memory):
+    folder = attempt(home, "job-a")
+    now = time.time()
+    os.utime(folder / attempt_record.RECORD_FILE, (now - 600, now - 600))
+    os.utime(folder / RELEASED_FILE, (now - 300, now - 300))
+    (folder.parent / "2").mkdir()
+    segment = memory / "segment"
+    segment.touch()
+    os.utime(segment, (now - 400, now - 400))
+    (sentence,) = attempt_leftovers.unclaimed_memory(home.jobs)
+    assert "was written while job-a ran" in sentence
+
+
 def test_shared_memory_in_use_or_of_other_times_or_isolated_jobs_is_not_listed(home, memory):
     attempt(home, "isolated", is_plain=False)
     segment = memory / "segment"

@@ -44,14 +44,12 @@ def say(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("is_running", [True, False])
 def test_a_missing_torch_is_reported_each_time_with_the_command_to_install_it(say, is_running):
     text = say(is_running=is_running, is_json=False)
-    assert "  !!     AWS's framework images are refused: no torch; run: pip install torch\n" in text
+    told = "AWS's PyTorch images without an environment of their own are refused: no torch; run: pip install torch"
+    assert f"  !!     {told}\n" in text
     assert "  note   a disk is full\n" in text
     facts = json.loads(say(is_running=is_running, is_json=True))
     assert facts["was_running"] is is_running
-    assert facts["problems"] == [
-        "AWS's framework images are refused: no torch; run: pip install torch",
-        "a disk is full",
-    ]
+    assert facts["problems"] == [told, "a disk is full"]
 
 
 @pytest.mark.parametrize(("engine", "told"), [("local", ""), ("boxes", "with engine local, not boxes")])

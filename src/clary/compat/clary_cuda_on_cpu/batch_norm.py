@@ -13,7 +13,7 @@ def synchronise_batch_norm(torch: Any) -> None:
     dist = torch.distributed
     plain = torch.nn.modules.batchnorm._BatchNorm.forward
 
-    class Sum(torch.autograd.Function):  # type: ignore[misc]
+    class Sum(torch.autograd.Function):
         """The sum of a tensor over the ranks of a group; the gradients of all ranks are added up."""
 
         @staticmethod

@@ -57,11 +57,14 @@ def _urls_of_uv(file: Path) -> Iterator[str]:
         document: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return  # absent, or not TOML, which uv itself reports
-    for table in (document, document.get("pip", {})):
+    for table in (document, document.get("pip")):
+        if not isinstance(table, dict):
+            continue  # absent, or of another type, which uv itself reports
         for name in _PIP_OPTIONS:
             value = table.get(name, [])
             yield from (str(text) for text in (value if isinstance(value, list) else [value]))
-        for index in table.get("index", []):
+        indexes = table.get("index")
+        for index in indexes if isinstance(indexes, list) else ():
             yield str(index.get("url", "")) if isinstance(index, dict) else ""
 
 

@@ -140,7 +140,8 @@ def add_environment(
         python = _python_of_pyenv(wanted.python, variables) or wanted.python
         _run([*make, *(["--python", python] if python else []), str(folder)], variables, say, hint=_no_python(wanted))
         backend = ["--torch-backend", torch_backend] if torch_backend else []
-        install = [uv, "pip", "install", "--no-config", "--python", str(folder / "bin" / "python"), *backend]
+        # uv reads the owner's uv.toml here, as in installations of jobs; it runs in `/`, where no project lies.
+        install = [uv, "pip", "install", "--python", str(folder / "bin" / "python"), *backend]
         install += [
             "--compile-bytecode"
         ]  # programs of jobs cannot write bytecode there: each would compile all its imports

@@ -158,8 +158,17 @@ def why_default_fails(settings: Settings, probe: Probe) -> str:
         if WANTED_MODULE in probe.modules(python):
             return ""
     except EngineError as error:
-        return f"setting default_python: {error.message}"
-    return f"setting default_python names {python}, which has no {WANTED_MODULE}: install it there, or name another"
+        return f"{_setting_of_default(settings)}: {error.message}"
+    named = f"{_setting_of_default(settings)} names {python}"
+    return f"{named}, which has no {WANTED_MODULE}: install it there, or name another"
+
+
+def _setting_of_default(settings: Settings) -> str:
+    return (
+        f"setting environments.{DEFAULT_ENVIRONMENT}"
+        if DEFAULT_ENVIRONMENT in settings.environments
+        else "setting default_python"
+    )
 
 
 def _python_of(environment_name: str, settings: Settings, probe: Probe) -> str | None:

@@ -314,14 +314,15 @@ class EmbeddedStore:
     async def _watch(self) -> None:
         """Restart the store whenever it dies, with growing pauses while it dies soon after its start."""
         backoff_s = FIRST_BACKOFF_S
-        ready_at = time.monotonic()
+        ready_at: float | None = time.monotonic()  # of the process that ran last; None after a failed start
         while True:
             if self.process is not None:
                 await _ended(self.process)
             self._is_ready = False
             code = await self._exit_code()
-            if time.monotonic() - ready_at > STEADY_S:
+            if ready_at is not None and time.monotonic() - ready_at > STEADY_S:
                 backoff_s = FIRST_BACKOFF_S
+            ready_at = None
             _log.error(
                 "object store: process %s ended with code %s; starting it again in %.1f s (log: %s)",
                 self.process.pid if self.process else "(none)",

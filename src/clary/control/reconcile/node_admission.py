@@ -13,7 +13,7 @@ from clary.base.clock import Clock
 from clary.base.errors import WireError
 from clary.contract.launch_plan import Link
 from clary.contract.settings.hyperparameters import HOST_SHARE
-from clary.control.engines.cluster.node_kinds import choose_kind
+from clary.control.engines.cluster.node_kinds import choose_kind, counts
 from clary.control.engines.cluster.scheduler import NodeKind
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
@@ -70,11 +70,12 @@ class NodeAdmission(Admission):
     def capacity(self) -> Capacity:
         """The capacity of all nodes together."""
         kinds = self._kinds()
+        counted = counts(kinds)
         return Capacity(
-            max_hosts=sum(kind.num_nodes for kind in kinds),
-            num_gpus=sum(kind.num_gpus * kind.num_nodes for kind in kinds),
+            max_hosts=sum(count for _, count in counted),
+            num_gpus=sum(kind.num_gpus * count for kind, count in counted),
             memory_per_host_bytes=max((kind.memory_bytes for kind in kinds), default=0),
-            memory_bytes=sum(kind.memory_bytes * kind.num_nodes for kind in kinds),
+            memory_bytes=sum(kind.memory_bytes * count for kind, count in counted),
         )
 
     def pending_reason(self, job: TrainingJob) -> str:

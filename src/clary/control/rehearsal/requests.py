@@ -1,14 +1,15 @@
 """Makes the requests of a job's twin and rehearsal, with their own names and S3 prefixes. Pure.
 
 Where: `clary rehearse`. Neither the twin nor the rehearsal may write to the job's own prefixes: outputs, checkpoints,
-tensors and profiles are written below a prefix of the rehearsal, and paths in hyperparameters and environment that name
-one of the job's prefixes are redirected there, too.
+tensors and profiles are written below a prefix of the rehearsal, and paths in hyperparameters, environment,
+ContainerEntrypoint and ContainerArguments that name one of the job's prefixes are redirected there, too.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ _OTHER_PLACES = (  # members with S3 paths that a job writes to
     ("DebugHookConfig", "S3OutputPath", "tensors"),
     ("ProfilerConfig", "S3OutputPath", "profiler"),
 )
+_COMMANDS = ("ContainerEntrypoint", "ContainerArguments")  # members of AlgorithmSpecification, lists of words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +113,8 @@ def _moved(request: Mapping[str, Any], *, name: str, notes: list[str]) -> dict[s
         if (moved.get(member) or {}).get(key):
             places[str(moved[member][key])] = f"{place}/{folder}"
             moved[member][key] = f"{place}/{folder}"
-    places[f"{output.rstrip('/')}/{old_name}"] = f"{place}/{name}"
+    if output:
+        places[f"{output.rstrip('/')}/{old_name}"] = f"{place}/{name}"
     resources = dict(settled(moved.get("ResourceConfig") or {}))
     moved["ResourceConfig"] = resources
     resources.pop("KeepAlivePeriodInSeconds", None)  # a killed host must not serve another job
@@ -125,14 +128,21 @@ def _moved(request: Mapping[str, Any], *, name: str, notes: list[str]) -> dict[s
         key: _elsewhere(key, str(value), places, notes) for key, value in (moved.get("Environment") or {}).items()
     }
     moved["Environment"] = {**environment, REHEARSAL_VARIABLE: "1"}
+    algorithm = moved.get("AlgorithmSpecification") or {}
+    for key in _COMMANDS:
+        if algorithm.get(key):
+            algorithm[key] = [_elsewhere(key, str(word), places, notes) for word in algorithm[key]]
     return moved
 
 
 def _elsewhere(key: str, value: str, places: Mapping[str, str], notes: list[str]) -> str:
-    """Return a value, with a path below the job's prefixes moved to the rehearsal's."""
-    bare = value.strip('"')
-    for old, new in sorted(places.items(), key=lambda item: -len(item[0])):
-        if bare.rstrip("/") == old.rstrip("/") or bare.startswith(f"{old.rstrip('/')}/"):
-            notes.append(f"{key} names a place of the job and names the rehearsal's instead")
-            return value.replace(old.rstrip("/"), new, 1)
-    return value
+    """Return a value, with each path at or below one of the job's prefixes moved to the rehearsal's."""
+    new_of = {old.rstrip("/"): new for old, new in places.items()}
+    if not new_of:
+        return value
+    olds = "|".join(re.escape(old) for old in sorted(new_of, key=len, reverse=True))
+    moved = re.sub(rf"(?:{olds})(?![\w.-])", lambda found: new_of[found[0]], value)
+    note = f"{key} names a place of the job and names the rehearsal's instead"
+    if moved != value and note not in notes:
+        notes.append(note)
+    return moved

@@ -5,7 +5,6 @@ Where: `route_table` names these functions. A service whose engine is not boxes 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from clary.base.errors import ContractError, WireError
@@ -60,9 +59,9 @@ async def join_token(own: Parts, ask: Asked) -> dict[str, Any]:
     desk = desk_of(own)
     body = ask.body
     valid_s = body.get("valid_s", JOIN_VALID_S) if isinstance(body, dict) else None
-    if isinstance(valid_s, bool) or not isinstance(valid_s, int | float) or not math.isfinite(valid_s):
+    if isinstance(valid_s, bool) or not isinstance(valid_s, int | float):
         raise WireError("ValidationException", 'expected {"valid_s": SECONDS}')
-    return {**await desk.join_token(float(valid_s)), "ca_pem": desk.boot.ca_pem}
+    return {**await desk.join_token(valid_s), "ca_pem": desk.boot.ca_pem}
 
 
 async def drain(own: Parts, ask: Asked) -> None:

@@ -34,8 +34,8 @@ MAX_VALUES = 15_000
 async def put_metric_data(call: Call) -> Mapping[str, Any]:
     """Store values with their job.
 
-    Raises: WireError InvalidParameterValue or InvalidParameterCombination; then no value is stored, except the values
-        of jobs that the request names before a job that does not exist.
+    Raises: WireError InvalidParameterValue or InvalidParameterCombination; then no value is stored, unless one of
+        several jobs is deleted during the call.
     """
     params = call.params
     namespace = params["Namespace"]
@@ -67,14 +67,16 @@ async def put_metric_data(call: Call) -> Mapping[str, Any]:
                 f"StorageResolution of the metric {datum['MetricName']} must be 1 or 60, got "
                 f"{datum['StorageResolution']}."
             )
+    if len(by_job) > 1:  # the values of one job are stored as a whole or not at all
+        for job_name in by_job:
+            if await call.services.find_job(job_name) is None:
+                raise _no_job(job_name)
     for job_name, metrics in by_job.items():
         try:
             await call.services.store.add_metrics(job_name, metrics)
             await _keep_units(call, job_name, units[job_name])
         except JobNotFound as error:
-            raise _invalid(
-                f"There is no training job {job_name}, which the dimension {JOB_DIMENSION} names."
-            ) from error
+            raise _no_job(job_name) from error
     return {}
 
 
@@ -167,6 +169,10 @@ def _moment(datum: Mapping[str, Any], now: datetime) -> datetime:
             "weeks before to two hours after now."
         )
     return at
+
+
+def _no_job(name: str) -> WireError:
+    return _invalid(f"There is no training job {name}, which the dimension {JOB_DIMENSION} names.")
 
 
 def _invalid(message: str) -> WireError:

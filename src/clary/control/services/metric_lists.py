@@ -80,12 +80,31 @@ async def _put_metrics(call: Call, job_name: str, namespace: str) -> list[dict[s
     """Return the metrics of a namespace that the script of a job has stored."""
     listed = []
     for stored in await call.services.store.curves.names(job_name, prefix=f"{namespace}/"):
-        name, _, told = stored.removeprefix(f"{namespace}/").removesuffix("]").partition(" [")
-        pairs = [pair.partition("=") for pair in told.split(", ")] if told else []
-        dimensions = [{"Name": key, "Value": value} for key, _, value in pairs]
+        name, dimensions = _read_name(stored.removeprefix(f"{namespace}/"))
         job = [{"Name": DIMENSION, "Value": job_name}]
         listed.append({"Namespace": namespace, "MetricName": name, "Dimensions": [*job, *dimensions]})
     return listed
+
+
+def _read_name(stored: str) -> tuple[str, list[dict[str, str]]]:
+    """Return the metric and the dimensions in a name that `custom_metrics.stored_name` made, without its namespace.
+
+    Brackets without an equals sign are part of the metric's name, and a text without one is part of a value. Of a value
+    that itself contains `, name=`, the rest is taken for a dimension.
+    """
+    start = stored.rfind(" [") if stored.endswith("]") else -1
+    while start > 0 and "=" not in stored[start:].partition(", ")[0]:
+        start = stored.rfind(" [", 0, start)
+    if start <= 0:
+        return stored, []
+    dimensions: list[dict[str, str]] = []
+    for part in stored[start + 2 : -1].split(", "):
+        key, equals, value = part.partition("=")
+        if equals:
+            dimensions.append({"Name": key, "Value": value})
+        else:
+            dimensions[-1]["Value"] += f", {part}"
+    return stored[:start], dimensions
 
 
 def _fits(metric: Mapping[str, Any], filters: Sequence[Mapping[str, Any]]) -> bool:

@@ -14,6 +14,7 @@ from clary.control.store.tracking.experiment_rows import Kind
 
 MAX_TAGS = 50
 PAGE_SIZE = 50
+MAX_TOKEN_DIGITS = 9
 
 
 def check_tags(tags: Sequence[Mapping[str, str]]) -> dict[str, str]:
@@ -45,7 +46,7 @@ async def list_tags(call: Call) -> Mapping[str, Any]:
     tags = _as_list(await call.services.store.get_tags(await _existing(call)))
     limit = call.params.get("MaxResults") or PAGE_SIZE
     token = call.params.get("NextToken") or "0"
-    if not (token.isascii() and token.isdecimal()):
+    if not (token.isascii() and token.isdecimal() and len(token) <= MAX_TOKEN_DIGITS):
         raise WireError("ValidationException", "Invalid NextToken: pass the token of the previous answer unchanged.")
     start = int(token)
     page = {"Tags": tags[start : start + limit]}

@@ -21,7 +21,6 @@ _NOT_SWEPT = frozenset({"quarantine", "schema_version", "properties", "leases"})
 _MOST_ROWS = 1000  # rows found per table in one sweep; the next sweep finds more
 _LEAST_TIME = 0
 _MOST_TIME = to_microseconds(LATEST)
-_BITS = 2**31
 
 
 def sweep_jobs(connection: Connection) -> list[DamagedRow]:

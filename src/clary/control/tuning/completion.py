@@ -54,6 +54,22 @@ def decide(job: TuningJob, trials: Sequence[Trial], *, now: datetime) -> Decisio
     return Decision(num_starts=max(0, min(left, request.max_parallel - len(running))))
 
 
+def final_end(job: TuningJob, trials: Sequence[Trial]) -> tuple[TuningStatus, str]:
+    """Return the final status of a tuning job and its reason.
+
+    A tuning job that would be Completed is Failed if no trial has a value: a running trial may report its only value
+    after the end was decided.
+
+    Args:
+        job: the record; its end has been decided.
+        trials: all trials of the job, which have ended.
+    """
+    assert job.ends_as is not None, "only tuning jobs that end"
+    if job.ends_as is TuningStatus.COMPLETED and _is_without_value(trials):
+        return TuningStatus.FAILED, f"{job.end_reason}. {_no_value(trials)}"[:1024]
+    return job.ends_as, job.end_reason
+
+
 def max_trials(request: TuningRequest) -> int | None:
     """Return the largest number of trials; None if only other limits end the tuning job."""
     if request.strategy == "Grid":
@@ -122,10 +138,17 @@ def has_converged(trials: Sequence[Trial], *, is_maximized: bool) -> bool:
 
 
 def _finish(trials: Sequence[Trial]) -> Decision:
-    if trials and all(trial.value is None for trial in trials):
-        reason = f"No training job has reported a value of the objective; the first: {_first_reason(trials)}"
-        return Decision(ends_as=TuningStatus.FAILED, reason=reason[:1024])
+    if _is_without_value(trials):
+        return Decision(ends_as=TuningStatus.FAILED, reason=_no_value(trials)[:1024])
     return Decision(ends_as=TuningStatus.COMPLETED, reason="all training jobs have ended")
+
+
+def _is_without_value(trials: Sequence[Trial]) -> bool:
+    return bool(trials) and all(trial.value is None for trial in trials)
+
+
+def _no_value(trials: Sequence[Trial]) -> str:
+    return f"No training job has reported a value of the objective; the first: {_first_reason(trials)}"
 
 
 def _is_broken(trial: Trial) -> bool:

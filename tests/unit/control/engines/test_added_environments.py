@@ -44,10 +44,10 @@ def add(tmp_path):
     index = (tmp_path / "index").as_uri()  # an empty index: no package comes from elsewhere
     variables = {**kept, "UV_DEFAULT_INDEX": index, "UV_FIND_LINKS": str(tmp_path), "UV_OFFLINE": "1"}
 
-    def run(text, pyenv=tmp_path / "no-pyenv", **options):
+    def run(text, pyenv=tmp_path / "no-pyenv", config=tmp_path / "no-config", **options):
         name, wanted = parse_wish(text)
         said = []
-        of_uv = {**variables, "PYENV_ROOT": str(pyenv)}
+        of_uv = {**variables, "PYENV_ROOT": str(pyenv), "XDG_CONFIG_HOME": str(config)}
         add_environment(tmp_path / "home", name, wanted, uv=UV, variables=of_uv, say=said.append, **options)
         return said
 
@@ -101,6 +101,17 @@ def test_modules_are_compiled_at_installation(add, tmp_path):
     (made,) = added_environments(tmp_path / "home")
     compiled = sorted(path.name.partition(".")[0] for path in made.folder.rglob("site-packages/__pycache__/*.pyc"))
     assert [name for name in compiled if not name.startswith("_")] == ["numpy", "torch"]
+
+
+def test_packages_come_from_the_indexes_of_uvs_configuration_too(add, tmp_path):
+    more, config = tmp_path / "more", tmp_path / "config"
+    for folder in (more, config / "uv"):
+        folder.mkdir(parents=True)
+    write_wheel(more, "torch", "2.9.1")
+    (config / "uv/uv.toml").write_text(f'[[index]]\nurl = "{more.as_uri()}"\nformat = "flat"\n')
+    add(f"pytorch:2.9-{HERE}", config=config)
+    (made,) = added_environments(tmp_path / "home")
+    assert list(made.folder.rglob("torch-2.9.1.dist-info"))
 
 
 def test_a_failed_installation_leaves_no_environment(add, tmp_path):

@@ -122,6 +122,12 @@ def test_a_mapping_to_a_failing_default_environment_gets_the_same_message():
         (Settings(), {"/py/plain": {}}, "to have one, run: /py/plain -m pip install torch numpy"),
         (Settings(default_python="/py/plain"), {"/py/plain": {}}, "names /py/plain, which has no torch"),
         (Settings(default_python="/gone"), TORCH, "setting default_python: /gone can not be run"),
+        (
+            Settings(environments={"default": "/py/plain"}),
+            {"/py/plain": {}},
+            "setting environments.default names /py/plain, which has no torch",
+        ),
+        (Settings(environments={"default": "/gone"}), TORCH, "setting environments.default: /gone can not be run"),
     ],
 )
 def test_the_reason_why_the_default_environment_fails_is_one_sentence(settings, modules, expected):

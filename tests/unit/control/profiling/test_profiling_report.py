@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
@@ -14,6 +15,7 @@ from clary.control.profiling.measurements import HostShape, measurements_of
 from clary.control.profiling.report.drawing import Line, Span, chart, nice_top, number, span_words, text, thinned
 from clary.control.profiling.report.facts import ReportFacts, ReportHost, RuleResult
 from clary.control.profiling.report.page import documents, files, render
+from clary.control.profiling.report.sections import TIME_PARTS
 from clary.control.profiling.rules import RULES
 from clary.control.series.queries import Point, Series
 
@@ -105,6 +107,20 @@ def test_a_report_is_balanced_html_without_external_resources(make):
     assert not [name for _, name, _ in read.attributes if name.startswith("on")]
     assert "default-src 'none'" in page
     assert len(page) < 600_000
+
+
+def test_each_part_of_a_host_s_time_has_its_own_colour_in_bar_and_legend(measured):
+    seconds = {name: 10.0 for name in TIME_PARTS if name != "other"} | {"queued": 3.0}
+    hosts = [replace(host, seconds=seconds) for host in facts(measured).hosts[:1]]
+    page = render(facts(measured, hosts=hosts, seconds=seconds), measured, results_of(measured))
+    section = page.partition('<section id="time">')[2].partition("</section>")[0]
+    bar = dict(re.findall(r'<rect class="f(\d)"[^>]*><title>(\w+):', section))
+    legend = dict(re.findall(r'<i class="b(\d)"></i>([^<]+)<', section))
+    assert len(legend) == len(TIME_PARTS)
+    assert bar == {colour: name.replace(" ", "_") for colour, name in legend.items()}
+    colours = {scheme: set(re.findall(r"--s\d:(#\w+)", scheme)) for scheme in page.partition("@media")[::2]}
+    assert all(len(found) >= len(TIME_PARTS) for found in colours.values())
+    assert all(f".b{colour}{{" in page and f".f{colour}{{" in page for colour in legend)
 
 
 def test_a_report_names_every_rule_every_host_and_every_measurement(measured):

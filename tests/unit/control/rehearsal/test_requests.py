@@ -58,6 +58,36 @@ def test_values_that_name_a_path_of_the_job_are_replaced_and_code_paths_are_kept
     assert any(note.startswith("resume_from names a place of the job") for note in made.notes)
 
 
+def test_words_of_the_command_that_name_a_path_of_the_job_are_replaced():
+    command = {
+        "ContainerEntrypoint": ["bash", "-c", "train --ck 's3://team/ck/fit' --out s3://team/out/fit/a,s3://team/b"],
+        "ContainerArguments": ["--ck", "s3://team/ck/fit/", "--state=s3://team/ck/fit/x", "s3://team/ck/fit-2"],
+    }
+    made = make({**REQUEST, "AlgorithmSpecification": command})
+    place = "s3://team/out/clary-rehearsals/fit-twin-ab12"
+    assert made.twin["AlgorithmSpecification"] == {
+        "ContainerEntrypoint": [
+            *("bash", "-c"),
+            f"train --ck '{place}/checkpoints' --out {place}/fit-twin-ab12/a,s3://team/b",
+        ],
+        "ContainerArguments": [
+            *("--ck", f"{place}/checkpoints/", f"--state={place}/checkpoints/x"),
+            "s3://team/ck/fit-2",
+        ],
+    }
+    notes = [note for note in made.notes if note.startswith("Container")]
+    assert notes == [
+        f"{name} names a place of the job and names the rehearsal's instead"
+        for name in ("ContainerEntrypoint", "ContainerArguments")
+    ]
+
+
+def test_a_path_inside_of_a_value_is_replaced():
+    request = {**REQUEST, "HyperParameters": {"stores": '["s3://team/ck/fit/a", "s3://other/fit"]'}}
+    stores = json.loads(make(request).twin["HyperParameters"]["stores"])
+    assert stores == ["s3://team/out/clary-rehearsals/fit-twin-ab12/checkpoints/a", "s3://other/fit"]
+
+
 def test_the_job_s_own_checkpoint_prefix_is_in_neither_request():
     made = make()
     for request in (made.twin, made.rehearsal):

@@ -94,7 +94,7 @@ async def test_capacity_names_the_kinds_of_nodes_or_this_machine():
     scheduler = SimpleNamespace(name="slurm", capacity=capacity)
     cluster = SimpleNamespace(scheduler=scheduler, service_url="https://head:4571", kinds=None)
     page = document(await FewParts(cluster=cluster).handle(request("/clary/v1/capacity")))
-    assert page == {"engine": "slurm", "waits_by_itself": True, "url": "https://head:4571", "kinds": []}
+    assert page == {"engine": "slurm", "waits_by_itself": True, "url": "https://head:4571", "num_nodes": 0, "kinds": []}
     facts = {"num_cpus": 8, "memory_bytes": 1 << 34, "num_gpus": 1, "max_hosts": 4, "hosts_held": 3}
     machine = SimpleNamespace(facts=lambda: facts)
     page = document(await FewParts(machine=machine).handle(request("/clary/v1/capacity")))

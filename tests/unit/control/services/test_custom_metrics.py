@@ -93,6 +93,28 @@ async def test_stored_metrics_are_listed_with_their_dimensions(plane):
     assert listed["Metrics"] == [{"Namespace": "My/App", "MetricName": "loss", "Dimensions": [*JOB, *PHASE]}]
 
 
+@pytest.mark.parametrize("name", ["loss", "loss[0]", "loss [0]", "a=b", "x]"])
+@pytest.mark.parametrize(
+    "dimensions", [{}, {"phase": "a, b"}, {"phase": "lr=0.1", "set": "x, y, z"}, {"a": "b [c]", "d": "]"}, {"e": ""}]
+)
+async def test_names_and_values_with_brackets_and_commas_are_listed_as_they_were_put(plane, name, dimensions):
+    sent = [{"Name": key, "Value": value} for key, value in dimensions.items()]
+    await put(plane, {"MetricName": name, "Value": 1.0, "Dimensions": sent})
+    (listed,) = (await call(plane, "ListMetrics", Namespace="My/App"))["Metrics"]
+    assert (listed["MetricName"], listed["Dimensions"]) == (name, [*JOB, *sent])
+
+
+async def test_a_call_that_names_a_missing_job_stores_no_value_of_any_job(plane):
+    data = [
+        {"Value": 1.0, "Dimensions": [{"Name": "TrainingJobName", "Value": name}]} for name in ("job", "other", "gone")
+    ]
+    for sent in (data, data[::-1]):
+        assert "no training job gone" in (await refusal(plane, *sent, grants=None))[1]
+    assert await means(plane, grants=None, dimensions=JOB) == []
+    await put(plane, *data[:2], grants=None)
+    assert await means(plane, grants=None, dimensions=JOB) == [1.0]
+
+
 @pytest.mark.parametrize(
     ("datum", "code"),
     [

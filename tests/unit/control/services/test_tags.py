@@ -63,7 +63,7 @@ async def test_pages_of_tags_hold_every_tag_once(plane):
     assert (first, second, end) == ({"a": "1", "b": "2"}, {"first": "1"}, None)
 
 
-@pytest.mark.parametrize("token", ["x", "-1", "\u00b2", "1.5"])
+@pytest.mark.parametrize("token", ["x", "-1", "\u00b2", "1.5", "9" * 5000])
 async def test_a_forged_token_is_refused(plane, token):
     with pytest.raises(WireError, match="Invalid NextToken"):
         await listed(plane, NextToken=token)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tuning_trials import BEGIN, METRIC, trial, tuning_job, tuning_request
 
 from clary.contract.statuses import TrainingJobStatus
-from clary.control.tuning.completion import decide, has_converged, max_trials, next_definition
+from clary.control.tuning.completion import decide, final_end, has_converged, max_trials, next_definition
 from clary.control.tuning.tuning_job import TuningStatus
 from clary.control.tuning.tuning_request import TuningRequest
 
@@ -188,6 +188,18 @@ def test_a_tuning_job_fails_at_its_end_when_no_trial_has_an_objective():
     decision = decided(job_with(most=3), [stopped, failed(2, "out of memory"), failed(3)])
     assert decision.ends_as is TuningStatus.FAILED
     assert "tuned-002-0000abcd: out of memory" in decision.reason
+
+
+def test_the_final_status_is_failed_when_a_limit_ended_trials_without_any_value():
+    job = replace(job_with(runtime_s=600), ends_as=TuningStatus.COMPLETED, end_reason="MaxRuntimeInSeconds 600 is over")
+    assert final_end(job, [failed(1), trial(2, 0.5)]) == (TuningStatus.COMPLETED, "MaxRuntimeInSeconds 600 is over")
+    assert final_end(job, []) == (TuningStatus.COMPLETED, "MaxRuntimeInSeconds 600 is over")
+    status, reason = final_end(job, [failed(1, "out of memory"), trial(2, None)])
+    assert status is TuningStatus.FAILED
+    assert reason.startswith("MaxRuntimeInSeconds 600 is over. No training job has reported a value")
+    assert reason.endswith("tuned-001-0000abcd: out of memory")
+    stopped = replace(job, ends_as=TuningStatus.STOPPED, end_reason="it was stopped")
+    assert final_end(stopped, [failed(1)]) == (TuningStatus.STOPPED, "it was stopped")
 
 
 def test_reasons_fit_into_the_limit_of_the_api():

@@ -236,6 +236,8 @@ class BoxDesk:
         await ledger.put_box(box)
         if old is None:
             self._book.presence.introduce(new.name)
+        else:  # the old daemon's token is invalid now: the next report comes from the new daemon
+            self._book.presence.expect(new.name)
         return BoxAdmission(name=new.name, token=token, service_url=self.boot.service_url, ca_pem=self.boot.ca_pem)
 
     async def drain(self, name: str) -> None:
@@ -330,6 +332,8 @@ class BoxDesk:
         is_silent = self._book.presence.is_silent(box.name)
         match state:
             case BoxState.SILENT if not is_silent:
+                if self._book.presence.remote(box.name):  # heard before `hosts add` replaced its daemon
+                    return "its daemon was replaced, and has not asked yet"
                 return "not heard of since the service started" if box.daemon else "its daemon has never asked yet"
             case BoxState.SILENT:
                 return f"not heard of for {silent_s:.0f} s; look at it, or repair it with: clary hosts add"

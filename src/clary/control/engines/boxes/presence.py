@@ -50,6 +50,10 @@ class Presence:
     def introduce(self, box: str) -> None:
         """Count the silence of a new box from now."""
         self._boxes[box].at_s = self._clock.monotonic()
+        self.expect(box)
+
+    def expect(self, box: str) -> None:
+        """Count a box as not heard until its next report, as its daemon is replaced; its silence goes on."""
         self._boxes[box].was_ever = False
 
     def hear(self, box: str, report: BoxReport, remote: str) -> bool:
@@ -77,7 +81,7 @@ class Presence:
         return self._clock.monotonic() - (self._started_s if heard is None else max(heard.at_s, self._started_s))
 
     def was_heard(self, box: str) -> bool:
-        """Whether this service has received a report of a box since the box was introduced."""
+        """Whether this service has received a report of a box since its daemon was started or replaced."""
         return box in self._boxes and self._boxes[box].was_ever
 
     def remote(self, box: str) -> str:

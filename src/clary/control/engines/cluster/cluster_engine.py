@@ -20,6 +20,7 @@ from clary.contract.enrolment import Admission
 from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.control.engines.cluster.bundle import Bundle
 from clary.control.engines.cluster.enrolments import Enrolments, host_token
+from clary.control.engines.cluster.node_kinds import counts
 from clary.control.engines.cluster.node_networks import joined
 from clary.control.engines.cluster.queue import Grant
 from clary.control.engines.cluster.scheduler import (
@@ -111,10 +112,11 @@ class ClusterEngine:
 
     def capacity(self) -> Capacity:
         """Return all nodes as one machine, and the best isolation; each node reports its own when it enrols."""
+        counted = counts(self.kinds)
         machine = Machine(
-            num_cpus=sum(kind.num_cpus * kind.num_nodes for kind in self.kinds),
-            memory_bytes=sum(kind.memory_bytes * kind.num_nodes for kind in self.kinds),
-            num_gpus=sum(kind.num_gpus * kind.num_nodes for kind in self.kinds),
+            num_cpus=sum(kind.num_cpus * count for kind, count in counted),
+            memory_bytes=sum(kind.memory_bytes * count for kind, count in counted),
+            num_gpus=sum(kind.num_gpus * count for kind, count in counted),
         )
         return Capacity(machine=machine, isolation=Isolation.NAMESPACES, gaps=SHARED)
 

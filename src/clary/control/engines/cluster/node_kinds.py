@@ -1,6 +1,7 @@
-"""Chooses the kind of node that serves as an instance type. Pure.
+"""Chooses the kind of node that serves as an instance type, and counts the nodes of kinds. Pure.
 
-Where: `reconcile.node_admission` calls it when a job is created and when its hosts are requested.
+Where: `reconcile.node_admission` calls it when a job is created and when its hosts are requested. Sums over kinds use
+`counts`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,15 @@ class Chosen:
 
     kind: NodeKind | None
     reason: str
+
+
+def counts(kinds: Sequence[NodeKind]) -> list[tuple[NodeKind, int]]:
+    """Return each kind with the number of its nodes that no earlier kind has; together they count each node once."""
+    found, seen = [], set[str]()
+    for kind in kinds:
+        found.append((kind, len(set(kind.nodes) - seen) if kind.nodes else kind.num_nodes))
+        seen.update(kind.nodes)
+    return found
 
 
 def choose_kind(shape: InstanceShape, kinds: Sequence[NodeKind], *, num_hosts: int) -> Chosen:
@@ -56,7 +66,7 @@ def choose_kind(shape: InstanceShape, kinds: Sequence[NodeKind], *, num_hosts: i
 def _of_several(shape: InstanceShape, kinds: Sequence[NodeKind], num_hosts: int) -> Chosen:
     """Return a kind without a name that has the least resources of several kinds; the scheduler chooses a kind."""
     able = [kind for kind in kinds if kind.num_gpus >= shape.num_gpus] or list(kinds)
-    total = sum(kind.num_nodes for kind in able)
+    total = sum(count for _, count in counts(able))
     if total < num_hosts:
         return Chosen(kind=None, reason=f"{num_hosts} nodes are needed for {shape.name}; there are {total}")
     kind = NodeKind(

@@ -138,8 +138,10 @@ def _plain_attempt(folder: Path) -> tuple[str, float, float] | None:
         record = attempt_record.read_record(folder)
         if record is None or record.master_port is None:
             return None
-        # The job's folder was last changed when the folder of its latest attempt was made.
-        return folder.parent.name, folder.parent.stat().st_mtime, released.stat().st_mtime
+        # The record is written at the attempt's start, and again by a service in another cgroup. The job's folder was
+        # last changed when the folder of its latest attempt was made.
+        start = min((folder / attempt_record.RECORD_FILE).stat().st_mtime, folder.parent.stat().st_mtime)
+        return folder.parent.name, start, released.stat().st_mtime
     except (OSError, EngineError):
         return None
 

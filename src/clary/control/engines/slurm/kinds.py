@@ -122,6 +122,7 @@ def _kind(members: list[NodeRow], partition: str, options: Options, served: tupl
         num_free=sum(one.is_free for one in members),
         maps_to=_words(node, partition, options),
         instance_types=served,
+        nodes=tuple(sorted(one.name for one in members)),
     )
     return SlurmKind(shown=shown, partition=partition, options=options, features=node.features, gres=node.gres)
 

@@ -138,12 +138,14 @@ def _part(name: str) -> str:
 def _as_it_stands(
     job: TrainingJob, known: RuleEvaluation | None, kind: RuleKind, config: Mapping[str, Any]
 ) -> RuleEvaluation:
-    is_live = known is None or known.status in _LIVE
     if known is not None and kind is RuleKind.DEBUG and _goes_on(job, known):
         return replace(known, status=RuleStatus.IN_PROGRESS, details="")
-    if known is not None and not (is_live and _is_over(job, known.changed_at)):
-        return known
     # The service evaluates profiler rules, after the job's last rows have arrived.
+    was_cut_off = (
+        known is not None and kind is RuleKind.DEBUG and known.status in _LIVE and _is_over(job, known.changed_at)
+    )
+    if known is not None and not was_cut_off:
+        return known
     if not job.is_terminal or kind is RuleKind.PROFILER:
         return RuleEvaluation(
             kind=kind,

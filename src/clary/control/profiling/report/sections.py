@@ -27,8 +27,8 @@ from clary.control.series.queries import Point
 MOST_HOSTS = 16  # hosts with charts of their own
 MOST_RANKS = 64  # ranks that are shown, and hosts in the section on time
 MOST_MARKS = 40  # marks in a chart
-# Parts of the ledger that are shown by name, productive time first, then all other parts together; NUM_COLOURS colours
-# are used in turn.
+# Parts of the ledger that are shown by name, productive time first, then all other parts together; each has its own
+# colour, so there are at most NUM_COLOURS parts.
 TIME_PARTS = (
     "productive",
     "lost_to_restart",

@@ -3,11 +3,12 @@
 SHEET = """
 :root{color-scheme:light dark;--paper:#fbfbf9;--card:#fff;--ink:#1b1f24;--soft:#5c6570;--line:#dfe2e6;--grid:#eceef0;
 --blue:#2563b8;--teal:#0f8a7e;--amber:#b45309;--amber-back:#fdf3e2;--green:#1f7a4d;--green-back:#e8f5ee;--grey-back:#f0f1f3;
---s0:#2563b8;--s1:#c2410c;--s2:#0f8a7e;--s3:#9333ea;--s4:#a16207;--s5:#be185d;--s6:#4d7c0f;--s7:#475569}
+--s0:#2563b8;--s1:#c2410c;--s2:#0f8a7e;--s3:#9333ea;--s4:#a16207;--s5:#be185d;--s6:#4d7c0f;--s7:#475569;--s8:#67c5e0;
+--s9:#c9b8a0}
 @media (prefers-color-scheme:dark){:root{--paper:#14171b;--card:#1b1f25;--ink:#e7eaee;--soft:#9aa4af;--line:#2d333b;
 --grid:#262b32;--blue:#6ea8fe;--teal:#4fd1c5;--amber:#fbbf6b;--amber-back:#382a12;--green:#6fcf97;--green-back:#163024;
 --grey-back:#252a31;--s0:#6ea8fe;--s1:#fb923c;--s2:#4fd1c5;--s3:#c084fc;--s4:#facc15;--s5:#f472b6;--s6:#a3e635;
---s7:#94a3b8}}
+--s7:#94a3b8;--s8:#155e75;--s9:#6b5d4f}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,
 "Helvetica Neue",Arial,sans-serif;-webkit-font-smoothing:antialiased}
@@ -56,14 +57,16 @@ font-variant-numeric:tabular-nums}
 .key{display:inline-flex;align-items:center;gap:5px;margin-right:14px;font-size:12.5px;color:var(--soft)}
 .key i{width:10px;height:10px;border-radius:2px;display:inline-block}
 .f0{fill:var(--s0)}.f1{fill:var(--s1)}.f2{fill:var(--s2)}.f3{fill:var(--s3)}.f4{fill:var(--s4)}.f5{fill:var(--s5)}
-.f6{fill:var(--s6)}.f7{fill:var(--s7)}
+.f6{fill:var(--s6)}.f7{fill:var(--s7)}.f8{fill:var(--s8)}.f9{fill:var(--s9)}
 .b0{background:var(--s0)}.b1{background:var(--s1)}.b2{background:var(--s2)}.b3{background:var(--s3)}
 .b4{background:var(--s4)}.b5{background:var(--s5)}.b6{background:var(--s6)}.b7{background:var(--s7)}
+.b8{background:var(--s8)}.b9{background:var(--s9)}
 .l0{stroke:var(--s0)}.l1{stroke:var(--s1)}.l2{stroke:var(--s2)}.l3{stroke:var(--s3)}.l4{stroke:var(--s4)}
-.l5{stroke:var(--s5)}.l6{stroke:var(--s6)}.l7{stroke:var(--s7)}
+.l5{stroke:var(--s5)}.l6{stroke:var(--s6)}.l7{stroke:var(--s7)}.l8{stroke:var(--s8)}
+.l9{stroke:var(--s9)}
 .line{fill:none;stroke-width:1.6;stroke-linejoin:round}.band{fill-opacity:.16;stroke:none}
 .rest{fill:var(--grid)}
 footer{margin-top:56px;border-top:1px solid var(--line);padding-top:14px;color:var(--soft);font-size:13px}
 @media print{body{background:#fff}.card,figure{break-inside:avoid}details{display:none}main{padding:0}}
 """
-NUM_COLOURS = 8
+NUM_COLOURS = 10

@@ -139,8 +139,13 @@ class ProfileDesk:
         return request
 
     async def cancel(self, job: TrainingJob) -> KeptRequest | None:
-        """End a job's newest incomplete profile early, keeping its records; return its request, or None without one."""
+        """End a job's newest incomplete profile early, keeping its records; return its request, or None without one.
+
+        A profile whose request was closed is not reopened: it is summarised already, without the missing answers.
+        """
         present = self._wanted.get((job.name, job.attempt))
+        if present is not None and (job.name, present.number) not in self.open:
+            present = None
         own = self._own_request(job)
         if present is None and own is not None and await self.summary(job.name, own.number) is None:
             present = own

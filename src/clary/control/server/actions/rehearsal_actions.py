@@ -163,11 +163,11 @@ def _require_rehearsal(job: TrainingJob, what: str) -> None:
 
 def _hosts(job: TrainingJob, body: dict[str, Any]) -> list[str]:
     hosts = body.get("hosts")
-    if not isinstance(hosts, list) or not hosts:
+    if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) for host in hosts):
         raise WireError(
             "ValidationException", f"expected a list of hosts from {', '.join(job.hosts)}, got {str(hosts)[:80]}"
         )
-    unknown = [str(host)[:80] for host in hosts if host not in job.hosts]
+    unknown = [host[:80] for host in hosts if host not in job.hosts]
     if unknown:
         message = f"{job.name} has no host {', '.join(unknown)}; it has {', '.join(job.hosts)}"
         raise WireError("NotFound", message, http_status=404)

@@ -68,10 +68,16 @@ async def reclaim(services: Services, job: TrainingJob, body: Any) -> dict[str, 
     if job.is_terminal or not job.hosts:
         raise WireError("ValidationException", f"{job.name} has no hosts now; it is {job.secondary_status.value}")
     host = body.get("host") or next(iter(job.hosts))
+    if not isinstance(host, str):
+        raise WireError("ValidationException", f"host must be one of {', '.join(job.hosts)}, got {str(host)[:80]}")
     if host not in job.hosts:
-        raise WireError("NotFound", f"{job.name} has no host {host!r}; it has {', '.join(job.hosts)}", http_status=404)
+        raise WireError(
+            "NotFound", f"{job.name} has no host {host[:80]!r}; it has {', '.join(job.hosts)}", http_status=404
+        )
     reason = f"The spot capacity of {host} was reclaimed"
     changed = await services.hub.apply(job.name, events.Reclaimed(reason=reason, grace_s=float(grace_s)))
     if changed.ending is None:
         raise WireError("ValidationException", f"{job.name} is already ending; it is {changed.secondary_status.value}")
+    if changed.ending.reason != reason:  # it began to end before, for another reason
+        raise WireError("ValidationException", f"{job.name} is already ending: {changed.ending.reason}"[:400])
     return {"name": job.name, "attempt": changed.attempt, "reason": changed.ending.reason}

@@ -2,10 +2,12 @@
 
 Where: the answer to /clary/v1/capacity, which `clary capacity` prints.
 
-    {"engine": "slurm", "waits_by_itself": true, "url": "https://10.0.0.5:4571",
+    {"engine": "slurm", "waits_by_itself": true, "url": "https://10.0.0.5:4571", "num_nodes": 12,
      "kinds": [{"name", "num_cpus", "memory_bytes", "num_gpus", "num_nodes", "num_free", "maps_to", "instance_types",
-                "isolation"}]}
+                "isolation", "nodes"}]}
 
+The member `num_nodes` counts a node of several kinds once. A kind's `nodes` are names with engine slurm, empty with
+others.
 With engine local, this machine is the only kind, and `num_nodes` is the number of hosts that may run at once.
 """
 
@@ -15,6 +17,7 @@ from typing import Any
 
 from clary.base.plain import to_plain
 from clary.control.engines.cluster.cluster_engine import ClusterEngine
+from clary.control.engines.cluster.node_kinds import counts
 from clary.control.engines.cluster.scheduler import NodeKind
 from clary.control.server.pages.machine_page import MachinePage
 
@@ -31,10 +34,16 @@ async def capacity_page(cluster: ClusterEngine | None, machine: MachinePage | No
         kinds = await cluster.scheduler.capacity()
         cluster.kinds = kinds
         name, url = cluster.scheduler.name, cluster.service_url
-        return {"engine": name, "waits_by_itself": True, "url": url, "kinds": [to_plain(kind) for kind in kinds]}
+        return {
+            "engine": name,
+            "waits_by_itself": True,
+            "url": url,
+            "num_nodes": sum(count for _, count in counts(kinds)),
+            "kinds": [to_plain(kind) for kind in kinds],
+        }
     facts = None if machine is None else machine.facts()
     if not facts:  # not measured
-        return {"engine": "local", "waits_by_itself": False, "url": "", "kinds": []}
+        return {"engine": "local", "waits_by_itself": False, "url": "", "num_nodes": 0, "kinds": []}
     most = facts["max_hosts"]
     kind = NodeKind(
         name="machine",
@@ -45,4 +54,4 @@ async def capacity_page(cluster: ClusterEngine | None, machine: MachinePage | No
         num_free=max(0, most - facts["hosts_held"]),
         maps_to="hosts on this machine, which share it",
     )
-    return {"engine": "local", "waits_by_itself": False, "url": "", "kinds": [to_plain(kind)]}
+    return {"engine": "local", "waits_by_itself": False, "url": "", "num_nodes": most, "kinds": [to_plain(kind)]}

@@ -125,10 +125,11 @@ def checkpoint_facts(job: TrainingJob) -> dict[str, Any]:
     """Return host -> the last report of its mirroring, as plain data; hosts without a report are omitted.
 
     Reports of past attempts are used for hosts that do not exist now, since a job that waits for a retry has no hosts.
+    An attempt that ended before a host's first report does not hide the host's earlier report.
     """
-    facts_of: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for attempt in job.past_attempts:
-        facts_of |= attempt.hosts
-    facts_of |= {name: record.facts for name, record in job.hosts.items()}
-    found = {name: getattr(facts, "checkpoints", None) for name, facts in facts_of.items()}
+        told = {name: getattr(facts, "checkpoints", None) for name, facts in attempt.hosts.items()}
+        found |= {name: report for name, report in told.items() if report is not None}
+    found |= {name: record.facts.checkpoints for name, record in job.hosts.items()}
     return {name: to_plain(found[name]) for name in sorted(found, key=host_order) if found[name] is not None}

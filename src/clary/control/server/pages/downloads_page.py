@@ -6,7 +6,7 @@ Where: the answer to jobs/NAME/downloads.
      "valid_s": 600}
 
 Only the first MOST_FILES files have a link; `num_files` counts at most MOST_COUNTED files; `is_counted` is false if
-there are more.
+there are more, or if the first MOST_LISTED objects of the store, with those of checkpoint sets, are not all.
 
 A link is a presigned request to this service; anyone with the link may use it until it expires. The browser saves the
 answer as a file, whatever its name, because an HTML file written by a program must not open as a page of the console.
@@ -34,6 +34,7 @@ MODEL, OUTPUT, CODE, CHECKPOINT = "model", "output", "code", "checkpoint"
 VALID_S = 600
 MOST_FILES = 200  # maximum number of links for one job; `clary cp` copies any number of files
 MOST_COUNTED = 10_000  # counting takes about ten requests to the store, more if there are many checkpoint sets
+MOST_LISTED = 100_000  # objects that one request lists, about a thousand with each request to the store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class DownloadsPage:
         num_files, is_counted = 0, True
         try:
             async for place, item in self._objects(job):
-                if num_files == MOST_COUNTED:
+                if item is None or num_files == MOST_COUNTED:
                     is_counted = False
                     break
                 num_files += 1
@@ -79,13 +80,19 @@ class DownloadsPage:
             raise WireError("ServiceUnavailable", error.message, http_status=503) from error
         return {"files": files, "num_files": num_files, "is_counted": is_counted, "valid_s": VALID_S}
 
-    async def _objects(self, job: TrainingJob) -> AsyncIterator[tuple[_Place, ListedObject]]:
+    async def _objects(self, job: TrainingJob) -> AsyncIterator[tuple[_Place, ListedObject | None]]:
+        """Yield the job's files; then None if the listing ended at MOST_LISTED objects."""
+        num_listed = 0
         for place in _places(job):
             async for listed in pages(self._client, place.bucket, place.key):
                 for item in listed.objects:
                     is_folder = place.key.endswith("/")
                     if item.key == place.key if not is_folder else _is_file(item.key.removeprefix(place.key)):
                         yield place, item
+                num_listed += len(listed.objects)
+                if num_listed >= MOST_LISTED and listed.next_token:
+                    yield place, None
+                    return
                 if not place.key.endswith("/"):
                     break  # an object is listed before longer keys that begin with its key
 

@@ -25,7 +25,7 @@ from clary.control.services.tuning.trial_starts import TrialStarter, question_of
 from clary.control.store.damage import JobUnreadable
 from clary.control.store.tracking.tuning_records import TrialRefused
 from clary.control.tuning import early_stopping
-from clary.control.tuning.completion import Decision, decide
+from clary.control.tuning.completion import Decision, decide, final_end
 from clary.control.tuning.configurations import (
     HYPERBAND,
     configurations_of,
@@ -185,7 +185,8 @@ class TuningKeeper:
         def change(current: TuningJob) -> TuningJob:
             if current.is_terminal or current.ends_as is None:
                 return current
-            return replace(current, status=current.ends_as, ended_at=now, modified_at=now)
+            status, reason = final_end(current, trials)
+            return replace(current, status=status, end_reason=reason, ended_at=now, modified_at=now)
 
         ended = await self._services.store.tuning.change(job.name, change)
         log.info("tuning job %s is %s: %s", job.name, ended.status.value, ended.end_reason)

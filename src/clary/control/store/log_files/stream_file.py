@@ -67,11 +67,10 @@ class StreamFile:
         try:
             self.header, start = log_records.unpack_header(self._read(0, _HEADER_BYTES), path=str(path))
             self._start = start
-            self.index = self._load(start)
+            self.index, self._num_saved = self._load(start)
         except BaseException:
             os.close(self._file)
             raise
-        self._num_saved = -1 if not self._index_path.exists() else self.index.next_sequence
 
     @property
     def stored_bytes(self) -> int:
@@ -140,15 +139,19 @@ class StreamFile:
             path=self._path,
         )
 
-    def _load(self, start: int) -> LogIndex:
-        """Return the file's index, built from the saved index and the records after it; cut off a torn last record."""
+    def _load(self, start: int) -> tuple[LogIndex, int]:
+        """Return the file's index, and the number of records that the saved index counts, -1 without a usable one.
+
+        The index is built from the saved index and the records after it. A torn last record is cut off.
+        """
         size = os.fstat(self._file).st_size
-        index = load_index(self._index_path, file_size=size) or LogIndex(end=start)
+        saved = load_index(self._index_path, file_size=size)
+        index, num_saved = (LogIndex(end=start), -1) if saved is None else (saved, saved.next_sequence)
         for record in log_records.scan(self._read, start=index.end, size=size, path=str(self._path)):
             index.add(offset=record.offset, end=record.end, at_ms=record.at_ms, ingestion_ms=record.ingestion_ms)
         if index.end < size:
             os.ftruncate(self._file, index.end)
-        return index
+        return index, num_saved
 
     def _read(self, offset: int, count: int) -> bytes:
         return _read_fully(self._file, offset, count, path=self._path)

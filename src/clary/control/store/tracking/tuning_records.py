@@ -7,7 +7,7 @@ while its tuning job is in progress; its number stays reserved after the trainin
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -143,7 +143,7 @@ class TuningRecords:
             rows = connection.execute(select(tuning_jobs).where(tuning_jobs.c.name == name).with_for_update()).all()
             if not rows:
                 raise TuningJobNotFound(name)
-            current = _job_of(rows[0])
+            (current,) = _jobs_of(rows)
             changed = change(current)
             if changed is not current:
                 connection.execute(update(tuning_jobs).where(tuning_jobs.c.name == name).values(**_row_of(changed)))
@@ -158,7 +158,8 @@ class TuningRecords:
             rows = connection.execute(select(tuning_jobs).where(tuning_jobs.c.name == name)).all()
             if not rows:
                 raise TuningJobNotFound(name)
-            connection.execute(delete(tags).where(tags.c.arn == _job_of(rows[0]).arn))
+            (job,) = _jobs_of(rows)
+            connection.execute(delete(tags).where(tags.c.arn == job.arn))
             connection.execute(delete(tuning_trials).where(tuning_trials.c.tuning_job == name))
             connection.execute(delete(tuning_jobs).where(tuning_jobs.c.name == name))
 
@@ -199,15 +200,15 @@ class TuningRecords:
         if query.sort in first:
             order.insert(0, first[query.sort])
 
-        def find(connection: Connection) -> list[Row[Any]]:
+        def find(connection: Connection) -> tuple[list[Row[Any]], list[TuningJob]]:
             statement = select(tuning_jobs).where(*_filters(query, connection.dialect.name))
             if after is not None:
                 statement = statement.where(after_key(order, after, descending=query.descending))
             statement = statement.order_by(*(column.desc() if query.descending else column for column in order))
-            return list(connection.execute(statement.limit(max_results + 1)).all())
+            rows = list(connection.execute(statement.limit(max_results + 1)).all())
+            return rows, _jobs_of(rows[:max_results])
 
-        rows = await self._read(find)
-        found = readable(rows[:max_results], _job_of, table=tuning_jobs, key=lambda row: {"name": row.name})
+        rows, found = await self._read(find)
         if len(rows) <= max_results:
             return found, None
         last = rows[max_results - 1]
@@ -238,8 +239,7 @@ class TuningRecords:
         statement = select(tuning_jobs).where(condition).order_by(tuning_jobs.c.created_at, tuning_jobs.c.name)
 
         def find(connection: Connection) -> list[TuningJob]:
-            rows = connection.execute(statement)
-            return readable(rows, _job_of, table=tuning_jobs, key=lambda row: {"name": row.name})
+            return _jobs_of(connection.execute(statement))
 
         return await self._read(find)
 
@@ -275,6 +275,11 @@ def _row_of(job: TuningJob) -> dict[str, Any]:
 
 def _document(record: TuningJob | Trial) -> str:
     return json.dumps(to_plain(record), separators=(",", ":"))
+
+
+def _jobs_of(rows: Iterable[Row[Any]]) -> list[TuningJob]:
+    """Return the tuning jobs of rows. Raises: RowsUnreadable."""
+    return readable(rows, _job_of, table=tuning_jobs, key=lambda row: {"name": row.name})
 
 
 def _job_of(row: Row[Any]) -> TuningJob:

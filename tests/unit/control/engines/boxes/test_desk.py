@@ -66,6 +66,18 @@ async def test_a_box_that_was_added_twice_keeps_its_leases(world, desk):
     assert world.state("box1")["num_cpus"] == 16
 
 
+async def test_a_box_that_was_added_again_is_not_heard_until_its_new_daemon_reports(world, desk):
+    await world.add("box1")
+    assert (world.state("box1")["was_heard"], world.state("box1")["state"]) == (True, "ready")
+    again = await desk.add(new_box("box1"))
+    row = world.state("box1")
+    assert (row["was_heard"], row["state"]) == (False, "silent")
+    assert row["why"] == "its daemon was replaced, and has not asked yet"
+    world.boxes["box1"].token = again.token
+    await world.boxes["box1"].ask()
+    assert (world.state("box1")["was_heard"], world.state("box1")["state"]) == (True, "ready")
+
+
 async def test_names_and_machines_belong_together(world, desk):
     await world.add("box1")
     status, words = await refusal(lambda: desk.add(new_box("box1", hostname="another")))
@@ -198,7 +210,7 @@ async def test_a_token_lets_one_machine_join_once_and_in_time(world, desk):
 
 
 async def test_tokens_for_joining_are_few_and_short_lived(world, desk):
-    for valid_s in (0, -1, 8 * 86_400, float("nan")):
+    for valid_s in (0, -1, 8 * 86_400, float("nan"), float("inf"), 10**400):
         assert (await refusal(lambda valid_s=valid_s: desk.join_token(valid_s)))[0] == 400
     for _ in range(MAX_JOIN_TOKENS):
         await desk.join_token(60.0)

@@ -5,6 +5,7 @@ import py_compile
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 
 import pytest
 
@@ -80,6 +81,13 @@ def test_kinds_serve_together_where_none_has_enough_nodes():
     assert (found.name, found.num_cpus, found.num_gpus, found.num_nodes) == ("", 8, 0, 6)
     with_gpus = choose_kind(shape(4, 16, 1), [kind("a", 8, 32, 1, nodes=1), kind("b", 16, 64, 2, nodes=1)], num_hosts=2)
     assert with_gpus.kind.num_gpus == 1
+
+
+def test_a_node_of_several_kinds_is_counted_once_for_a_job_of_several_kinds():
+    names = ("a", "b", "c", "d")
+    kinds = [replace(SMALL, nodes=names), replace(SMALL, name="twin", nodes=names)]
+    found = choose_kind(shape(1, 1), kinds, num_hosts=5)
+    assert (found.kind, found.reason) == (None, "5 nodes are needed for ml.x; there are 4")
 
 
 def report(*addresses, used="", **changes):

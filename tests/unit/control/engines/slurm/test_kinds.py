@@ -1,5 +1,6 @@
 """Kinds of nodes, derived from a cluster and settings."""
 
+from clary.control.engines.cluster.node_kinds import counts
 from clary.control.engines.slurm.kinds import kinds_of
 from clary.control.engines.slurm.node_rows import read_nodes
 
@@ -53,6 +54,12 @@ def test_kinds_of_one_partition_differ_by_features_and_resources():
         ("a100&ib", "gpu:a100:8"),
     ]
     assert len({kind.name for kind in kinds}) == 3
+
+
+def test_a_node_that_two_tables_select_is_counted_once():
+    kinds = [kind.shown for kind in kinds_of(NODES, {"ml.a": {"partition": "gpu"}, "*": {"partition": "gpu,cpu"}})]
+    assert [kind.num_nodes for kind in kinds] == [2, 1, 1, 2, 2]
+    assert sum(count for _, count in counts(kinds)) == 5
 
 
 def test_names_are_stable_while_only_states_of_nodes_change():

@@ -229,6 +229,23 @@ def test_rules_without_a_final_report_are_stopped_at_the_end_of_the_job():
     assert statuses(script.job) == [("a", "Stopped"), ("b", "Stopped")]
 
 
+def test_a_profiler_rule_in_progress_keeps_its_time_and_details_after_the_end_of_the_job():
+    known = RuleEvaluation(
+        kind=RuleKind.PROFILER, name="a", status=RuleStatus.IN_PROGRESS, details="so far", changed_at=at(3600)
+    )
+    job = new_job(rule_evaluations=(known,))
+    job = replace(
+        job,
+        request={"ProfilerRuleConfigurations": [rule("a")]},
+        status=TrainingJobStatus.COMPLETED,
+        secondary_status=SecondaryStatus.COMPLETED,
+        modified_at=at(7200),
+    )
+    (row,) = rows_of(job, RuleKind.PROFILER)
+    assert (row["RuleEvaluationStatus"], row["StatusDetails"]) == ("InProgress", "so far")
+    assert row["LastModifiedTime"] == at(3600)
+
+
 def test_each_rule_has_an_arn_that_the_api_allows():
     names = ["a", "A", "loss not decreasing", "x" * 256, "-", "\u00e4"]
     job = new_job()

@@ -115,6 +115,17 @@ async def test_a_profile_ends_with_its_attempt_its_timeout_or_its_cancellation(p
     assert await plane.profiles.is_ready(job, request)
 
 
+async def test_a_cancellation_leaves_a_profile_that_was_given_up_closed(plane):
+    job = replace(await plane.job(), plan=None)
+    given_up = await plane.profiles.ask(job, FIVE, reason="")
+    plane.clock.advance(ANSWER_S + 1)
+    assert await plane.profiles.is_ready(job, given_up)
+    plane.profiles.close_request("job", given_up.number)
+    assert await plane.profiles.cancel(job) is None
+    assert not plane.profiles.open
+    assert (await plane.profiles.ask(job, replace(FIVE, num_steps=6), reason="")).number > given_up.number
+
+
 async def test_the_newest_profiles_are_kept_and_a_deleted_job_has_none(plane):
     job = await plane.job()
     for _ in range(NUM_KEPT + 2):

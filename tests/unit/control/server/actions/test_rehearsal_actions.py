@@ -126,6 +126,8 @@ async def test_a_wrong_token_injects_no_fault_and_reads_nothing():
         ({"kind": "flood"}, "expected kind"),
         ({"kind": "kill"}, "expected a list of hosts"),
         ({"kind": "kill", "hosts": "algo-1"}, "expected a list of hosts"),
+        ({"kind": "kill", "hosts": ["algo-1", {}]}, "expected a list of hosts"),
+        ({"kind": "kill", "hosts": [["algo-1"]]}, "expected a list of hosts"),
         ({"kind": "kill", "hosts": ["algo-9"]}, "no host algo-9; it has algo-1, algo-2"),
         ({"kind": "partition", "hosts": ["algo-1"], "between": True}, "takes two hosts, got algo-1"),
         ({"kind": "partition", "hosts": ["algo-1", "algo-1"], "between": True}, "takes two hosts"),

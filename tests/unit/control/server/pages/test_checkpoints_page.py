@@ -148,6 +148,8 @@ def test_a_job_that_waits_for_its_restart_shows_the_facts_of_its_last_attempt():
     assert checkpoint_facts(job)["algo-1"]["set_number"] == 2
     again = replace(job, hosts={"algo-1": HostRecord(facts=facts())})
     assert checkpoint_facts(again) == {}
+    early = replace(past[1], number=3, hosts={"algo-1": facts()})
+    assert checkpoint_facts(replace(job, past_attempts=(*past, early)))["algo-1"]["set_number"] == 2
 
 
 @pytest.fixture

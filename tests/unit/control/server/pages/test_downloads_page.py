@@ -100,6 +100,23 @@ async def test_of_many_files_the_first_are_listed_and_all_are_counted_up_to_a_li
     assert (len(found["files"]), found["num_files"], found["is_counted"]) == (MOST_FILES, MOST_FILES + 20, False)
 
 
+async def test_objects_of_checkpoint_sets_are_listed_up_to_a_limit(monkeypatch):
+    num_pages = 0
+
+    async def without_end(client, bucket, prefix):
+        nonlocal num_pages
+        while prefix == "ckpt/":
+            num_pages += 1
+            keys = [f"ckpt/.clary-checkpoints/algo-1/files/{num_pages:04}-{number:04}" for number in range(1000)]
+            objects = tuple(ListedObject(key=key, size_bytes=1) for key in keys)
+            yield ListingPage(objects=objects, folders=(), next_token="more")
+
+    monkeypatch.setattr(downloads_page, "pages", without_end)
+    monkeypatch.setattr(downloads_page, "MOST_LISTED", 5000)
+    found = await page()
+    assert (found["files"], found["num_files"], found["is_counted"], num_pages) == ([], 0, False, 5)
+
+
 async def test_a_job_without_results_has_no_files(listing):
     listing()
     assert (await page({"TrainingJobName": "job-1"}))["files"] == []

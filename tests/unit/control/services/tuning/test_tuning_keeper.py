@@ -223,9 +223,34 @@ async def test_the_run_time_limit_ends_the_tuning_job_and_stops_running_trials(p
     plane.clock.advance(1)
     await runs.look()
     job = await job_of(plane)
-    assert (job.end_reason, job.status) == ("MaxRuntimeInSeconds 120 is over", TuningStatus.COMPLETED)
     (trial,) = await runs.trials()
     assert trial.outcome.status.value == "Stopped"
+    assert job.status is TuningStatus.FAILED
+    assert (await runs.describe())["FailureReason"] == (
+        "MaxRuntimeInSeconds 120 is over. No training job has reported a value of the objective; the first: "
+        f"{trial.job_name} reported no value of the objective"
+    )
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+async def test_a_value_before_or_after_the_run_time_limit_completes_the_tuning_job(plane, runs, is_early):
+    await runs.call("CreateHyperParameterTuningJob", **request_of(most=9, parallel=1, runtime_s=120))
+    await runs.look()
+    (name,) = await runs.open_names()
+    agent = await runs.run(name)
+    if is_early:
+        await runs.tell(name, 0.5)
+    for _ in range(12):  # a host that is silent for longer is lost
+        plane.clock.advance(10)
+        await agent.report(HostPhase.RUNNING)
+    await runs.look()
+    assert (await job_of(plane)).ends_as is TuningStatus.COMPLETED
+    if not is_early:
+        await runs.tell(name, 0.5)
+    await runs.end(agent)
+    await runs.look()
+    job = await job_of(plane)
+    assert (job.end_reason, job.status) == ("MaxRuntimeInSeconds 120 is over", TuningStatus.COMPLETED)
 
 
 async def test_a_step_of_the_clock_does_not_change_the_run_time_limit(plane, runs):
@@ -237,7 +262,7 @@ async def test_a_step_of_the_clock_does_not_change_the_run_time_limit(plane, run
     plane.clock.set_time_of_day(plane.clock.now() - timedelta(days=2))
     plane.clock.advance(120)
     await runs.look()
-    assert (await job_of(plane)).status is TuningStatus.COMPLETED
+    assert (await job_of(plane)).end_reason.startswith("MaxRuntimeInSeconds 120 is over")
 
 
 async def test_trials_without_improvement_end_the_tuning_job(runs):

@@ -11,7 +11,9 @@ from log_lines import CREATED, STREAM, lines, numbered, read_on, texts
 from clary.base.errors import StoreError
 from clary.control.store.errors import StreamDamaged
 from clary.control.store.log_files import stream_registry
+from clary.control.store.log_files.log_records import StreamHeader
 from clary.control.store.log_files.logs import LogStore
+from clary.control.store.log_files.stream_file import StreamFile, create_stream_file
 
 
 async def test_all_lines_are_kept_over_a_restart(logs: LogStore, tmp_path: Path, short_blocks: None) -> None:
@@ -106,6 +108,23 @@ async def test_a_bad_index_is_not_used(tmp_path: Path, garbage: bytes) -> None:
         assert not (folder / "leftover.tmp").exists()
     finally:
         await logs.close()
+
+
+@pytest.mark.parametrize("bad", ["unusable", "behind"])
+async def test_a_bad_index_is_saved_anew_without_new_lines(tmp_path: Path, bad: str) -> None:
+    path = tmp_path / "a.log"
+    create_stream_file(path, StreamHeader(stream=STREAM, created_at_ms=0, stream_id=1))
+    index_path = path.with_suffix(".idx")
+    indexes = []
+    for first in (0, 2):
+        file = StreamFile(path)
+        file.append(first, numbered(2, first), now_ms=0)
+        file.close()
+        indexes.append(index_path.read_bytes())
+    behind, current = indexes
+    index_path.write_bytes(b"garbage" if bad == "unusable" else behind)
+    StreamFile(path).close()
+    assert index_path.read_bytes() == current
 
 
 async def test_an_index_ahead_of_its_file_is_not_used(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ export function downloads(facts) {
 async function show(facts, place) {
   try {
     const page = await get(ofJob(facts.name, "downloads"));
-    if (!page.files.length)
+    if (!page.files.length && page.is_counted)
       return refill(place, empty("list", "No files", "The job has written no model, no output and no checkpoints."));
     const rows = page.files.map((file) =>
       element(
@@ -53,7 +53,7 @@ async function show(facts, place) {
     );
     const total = `${page.is_counted ? "" : "more than "}${page.num_files.toLocaleString("en-GB")}`;
     const more =
-      page.num_files > rows.length &&
+      (page.num_files > rows.length || !page.is_counted) &&
       element("p", { class: "faint" }, `These are ${rows.length} of ${total} files; clary cp copies all.`);
     refill(place, element("ul", { class: "files" }, rows), more);
   } catch (error) {

@@ -1,0 +1,42 @@
+"""`clary capacity`: the table of kinds, and nodes that are in several of its rows."""
+
+import pytest
+
+from clary.cli import capacity
+from clary.cli.main import main
+
+
+def kind(*types, nodes):
+    return {
+        "instance_types": list(types),
+        "num_nodes": nodes,
+        "num_free": 0,
+        "num_cpus": 16,
+        "memory_bytes": 1 << 36,
+        "num_gpus": 0,
+        "maps_to": "partition cpu",
+        "isolation": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [({"num_nodes": 3}, ["3 nodes in all: some are in several rows"]), ({"num_nodes": 5}, []), ({}, [])],
+)
+def test_nodes_of_several_kinds_are_named_by_their_true_number(monkeypatch, capsys, members, words):
+    page = {"engine": "slurm", "url": "", "kinds": [kind("ml.a", nodes=2), kind(nodes=3)], **members}
+
+    class FakeConnection:
+        """Returns the page."""
+
+        def get(self, path):
+            assert path == "capacity"
+            return page
+
+    monkeypatch.setattr(capacity, "connect", FakeConnection)
+    assert main(["capacity"]) == 0
+    first, header, *rows = capsys.readouterr().out.splitlines()
+    assert first == "engine slurm"
+    assert header.split()[:3] == ["TYPE", "NODES", "FREE"]
+    assert len(rows) == 2 + len(words)
+    assert rows[2:] == words
