@@ -1,6 +1,7 @@
 """Unusual but valid scripts for SMP, on two ranks; run by test_smp_edges."""
 
 import copy
+from functools import partial
 
 import smdistributed.modelparallel.torch as smp
 import torch
@@ -218,6 +219,53 @@ def test_a_grad_scaler_with_fp16_is_refused(rank, size):
     optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     train_step(model, *batch_of(SharedPerceptron, 0))
     assert "leave GradScaler out" in str(failure_of(lambda: smp.amp.GradScaler().step(optimizer)))
+
+
+def test_a_grad_scaler_with_spread_half_precision_is_refused(rank, size):
+    for precision in ("fp16", "bf16"):
+        start(ddp=True, shard_optimizer_state=True, **{precision: True})
+        model = smp.DistributedModel(make(SharedPerceptron))
+        optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        train_step(model, *batch_of(SharedPerceptron, 0))
+        before = copy.deepcopy(model.state_dict())
+        scaler = smp.amp.GradScaler()
+        for call in (scaler.unscale_, scaler.step):
+            assert "leave GradScaler out" in str(failure_of(partial(call, optimizer))), precision
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items()), precision
+        smp.amp.GradScaler(enabled=False).step(optimizer)
+        assert not all(torch.equal(value, before[name]) for name, value in model.state_dict().items()), precision
+
+
+class Gained(nn.Module):
+    """Ends with a parameter that stays float32 where the other is half precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.gain = nn.LayerNorm(4)
+
+    def forward(self, x):
+        return self.gain(self.first(x.to(self.first.weight.dtype)).float())
+
+
+def test_clipped_float32_gradients_are_unscaled_once(rank, size):
+    found = []
+    for num_clips in (0, 1, 2):
+        start(ddp=True, fp16=True)
+        torch.manual_seed(3)
+        model = smp.DistributedModel(Gained())
+        model.get_module().gain.float()
+        optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), static_loss_scale=1024.0)
+        for _ in range(2):
+            optimizer.zero_grad(set_to_none=False)
+            train_step(model, torch.arange(8.0).view(2, 4) / 8, torch.ones(2, 4))
+            norms = [optimizer.clip_master_grads(1e6) for _ in range(num_clips)]
+            assert len(set(norms)) < 2, norms
+            optimizer.step()
+        found.append(model.state_dict())
+    for one in found[1:]:
+        for name, value in one.items():
+            assert torch.equal(value, found[0][name]), name
 
 
 def test_loss_backward_is_refused_in_a_pipeline_and_with_fp16(rank, size):

@@ -89,6 +89,8 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_no_checkpoint(ran
             assert maybe_finalize_async_calls() == []
         else:
             refused(lambda writer=writer: save(tensors, storage_writer=writer), CheckpointError, "no space is left")
+            save(tensors, checkpoint_id=at)
+            refused(lambda writer=writer: save(tensors, storage_writer=writer), CheckpointError, "none at its path")
         refused(lambda: load(tensors, checkpoint_id=at), CheckpointException, "was not finished")
 
 
@@ -132,8 +134,13 @@ def test_a_plan_that_fails_on_one_rank_fails_on_all(rank, size):
         def load_state_dict(self, _):
             broken()
 
-    refused(
-        lambda: save({"part": Broken() if rank == 0 else torch.ones(1)}, checkpoint_id=folder("plan")),
-        CheckpointError,
-        "rank 0: ",
-    )
+    at = folder("plan")
+    earlier = {"part": torch.full((1,), 4.0)}
+    save(earlier, checkpoint_id=at)
+    for words in ("rank 0: ", "failed; an earlier one at its path is unchanged"):
+        refused(
+            lambda: save({"part": Broken() if rank == 0 else torch.ones(1)}, checkpoint_id=at), CheckpointError, words
+        )
+    found = {"part": torch.zeros(1)}
+    load(found, checkpoint_id=at)
+    assert found["part"].item() == 4.0

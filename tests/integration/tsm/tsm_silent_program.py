@@ -179,6 +179,12 @@ def test_slices_are_not_averaged_as_replicas(rank, size):
     fully_shard(model)
     refused(lambda: train(model), RuntimeError, "use torch.distributed.fsdp.FullyShardedDataParallel")
     state.reset()
+    init({"expert_parallel_degree": 2})
+    model = transform(experts.Model("fused"), config={"moe_load_balancing": "none"})
+    fully_shard(model)
+    batch = experts.batches(size)[0][rank]
+    refused(lambda: experts.loss_of(model, batch), RuntimeError, "use torch.distributed.fsdp.FullyShardedDataParallel")
+    state.reset()
     nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
 
 

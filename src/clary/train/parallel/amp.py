@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from clary.train.parallel import runtime
 from clary.train.parallel.optimizer import DistributedOptimizer
-from clary.train.parallel.steppers import Half, Shards
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -29,11 +28,11 @@ class GradScaler(torch.amp.GradScaler):
     def unscale_(self, optimizer: Any) -> None:
         """Divide the gradients of this rank's parameters by the scale. All ranks call it.
 
-        Raises: TypeError if it is no DistributedOptimizer; RuntimeError within `join`, with sharded data parallelism,
-            and with fp16 or bf16 unless `shard_optimizer_state` is set.
+        Raises: unless the scaler is disabled, TypeError if it is no DistributedOptimizer; RuntimeError within `join`,
+            and with fp16, bf16 or sharded data parallelism.
         """
         self._begin()
-        _prepare(optimizer)
+        self._prepare(optimizer)
         super().unscale_(optimizer)
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -42,7 +41,7 @@ class GradScaler(torch.amp.GradScaler):
         Raises: as `unscale_`.
         """
         self._begin()
-        _prepare(optimizer)
+        self._prepare(optimizer)
         return super().step(optimizer, *args, **kwargs)
 
     def update(self, new_scale: Any = None) -> None:
@@ -62,18 +61,22 @@ class GradScaler(torch.amp.GradScaler):
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
         return {**found, device: worst}
 
-
-def _prepare(optimizer: Any) -> None:
-    """Have gradients averaged before they are checked."""
-    if not isinstance(optimizer, DistributedOptimizer):
-        raise TypeError(f"GradScaler: got {type(optimizer).__name__}; expected a DistributedOptimizer")
-    if runtime.current().model.is_joined:
-        raise RuntimeError(
-            "GradScaler: with it all ranks agree on every step, so it cannot be used where replicas end "
-            "at different steps (join)"
-        )
-    if isinstance(optimizer.reduce_gradients(), Half | Shards):
-        raise RuntimeError(
-            "GradScaler: with fp16, bf16 or sharded data parallelism the optimizer scales by itself: "
-            "leave GradScaler out"
-        )
+    def _prepare(self, optimizer: Any) -> None:
+        """Have gradients averaged before they are checked."""
+        if not self._enabled:
+            return
+        if not isinstance(optimizer, DistributedOptimizer):
+            raise TypeError(f"GradScaler: got {type(optimizer).__name__}; expected a DistributedOptimizer")
+        now = runtime.current()
+        if now.model.is_joined:
+            raise RuntimeError(
+                "GradScaler: with it all ranks agree on every step, so it cannot be used where replicas end "
+                "at different steps (join)"
+            )
+        keys = now.configuration
+        if keys.fp16 or keys.bf16 or keys.sharded_data_parallel_degree > 1:
+            raise RuntimeError(
+                "GradScaler: with fp16, bf16 or sharded data parallelism the optimizer scales by itself: "
+                "leave GradScaler out"
+            )
+        optimizer.reduce_gradients()

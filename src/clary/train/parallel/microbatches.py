@@ -95,7 +95,8 @@ def split_arguments(
 def merge_results(results: Sequence[Any], *, detach: bool = False) -> Any:
     """Join the results of all microbatches: tensors into a `StepOutput`, other leaves into a list.
 
-    Containers keep their type and structure, which must be the same in all microbatches.
+    Containers keep their type and structure, which must be the same in all microbatches. Sets are leaves, since they
+    have no order by which elements of different microbatches could be joined.
 
     Args:
         detach: whether tensors are detached from their graphs.

@@ -191,6 +191,8 @@ class Half(Whole):
             for number, master in self._masters.items()
             if getattr(self._local[number], "tensor_slice", None) is not None
         }
+        # gradients of parameters without a master that are unscaled already, until the step
+        self._unscaled: dict[int, torch.Tensor] = {}
         # version counters of parameters, as of the last copy between parameters and masters
         self._versions: dict[int, int] = {}
         self._note_versions()
@@ -212,12 +214,14 @@ class Half(Whole):
                 if is_finite:
                     self._local[number].copy_(master)
                 master.grad = None
+        self._unscaled.clear()
         self._note_versions()
         return is_finite
 
     def zero_grad(self, set_to_none: bool) -> None:
         """See `Stepper`."""
         super().zero_grad(set_to_none)
+        self._unscaled.clear()
         for number in self._masters:
             parameter = self._local[number]
             if set_to_none:
@@ -285,8 +289,8 @@ class Half(Whole):
             if parameter.grad is not None:
                 if stepped is not parameter:
                     stepped.grad, parameter.grad = parameter.grad.float().div_(loss_scale), None
-                elif loss_scale != 1.0:
-                    parameter.grad.div_(loss_scale)
+                elif loss_scale != 1.0 and self._unscaled.get(number) is not parameter.grad:
+                    self._unscaled[number] = parameter.grad.div_(loss_scale)
             if stepped.grad is not None:
                 found.append((parameter, stepped.grad))
         return found

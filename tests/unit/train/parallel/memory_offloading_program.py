@@ -232,6 +232,33 @@ def test_layers_that_share_a_mask_share_its_offloaded_copy():
         assert offloader.counts.offloaded_bytes == 7 * BATCH_BYTES
 
 
+def test_threads_that_keep_one_tensor_at_once_share_its_copy():
+    mask, outs, taken, both = batch(), [], [], threading.Event()
+    with to_disk() as offloader:
+        take = offloader._take
+
+        def slow(tensor):
+            taken.append(tensor)
+            both.wait(0.5) if len(taken) == 1 else both.set()
+            return take(tensor)
+
+        def forward():
+            with offloader.region([]):
+                outs.append(torch.ones(256, WIDTH, requires_grad=True) * mask)
+
+        offloader._take = slow
+        threads = [threading.Thread(target=forward) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(TURN_S)
+        assert len(outs) == 2
+        assert len(taken) == 1
+        assert offloader.counts.offloaded_bytes == BATCH_BYTES
+        for out in outs:
+            out.sum().backward()
+
+
 def test_small_tensors_and_parameters_stay_in_memory():
     model = Deep()
 

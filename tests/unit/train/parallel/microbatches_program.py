@@ -127,6 +127,7 @@ def test_tensors_become_step_outputs_in_containers_of_the_same_type():
     assert numbers == [0, 1, 2, 3]
     assert merge_results([Pair(1, 2), Pair(3, 4)]) == Pair([1, 3], [2, 4])
     assert merge_results([None, None]) == [None, None]
+    assert merge_results([{"words": {"a"}}, {"words": {"a", "b"}}]) == {"words": [{"a"}, {"a", "b"}]}
 
 
 def test_detached_outputs_hold_no_graph():

@@ -67,7 +67,7 @@ def note_transformed(model: nn.Module, before: Iterable[nn.Parameter], *, from_r
         for one in model.parameters():
             setattr(one, _PIECE, True)
     vars(model)[_FROM_RANK0] = from_rank0
-    if state.tp_size > 1 or state.cp_size > 1:
+    if state.tp_size > 1 or state.cp_size > 1 or state.ep_size > 1:
         vars(model)[_FIRST] = True
         model.register_forward_pre_hook(_check_first_inputs, with_kwargs=True)
 
@@ -161,14 +161,15 @@ def _check_first_inputs(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> 
             "fully_shard was given a model that tsm.transform has cut, and takes slices of different ranks for parts "
             "of one parameter: use torch.distributed.fsdp.FullyShardedDataParallel"
         )
-    own = {**{f"argument {place}": digest(one) for place, one in enumerate(args)}}
-    own |= {name: digest(one) for name, one in kwargs.items()}
-    if state.tp_size > 1 and (found := first_difference(_told(own, state.tp_process_group))) is not None:
-        raise ValueError(
-            f"{type(model).__name__}: {found[1]} of tensor rank {found[0]} differs from that of tensor "
-            "rank 0, and the ranks of a tensor group work on one batch: load data by rank // "
-            "tensor_parallel_degree (and // context_parallel_degree)"
-        )
+    if state.tp_size > 1:
+        own = {f"argument {place}": digest(one) for place, one in enumerate(args)}
+        own |= {name: digest(one) for name, one in kwargs.items()}
+        if (found := first_difference(_told(own, state.tp_process_group))) is not None:
+            raise ValueError(
+                f"{type(model).__name__}: {found[1]} of tensor rank {found[0]} differs from that of tensor "
+                "rank 0, and the ranks of a tensor group work on one batch: load data by rank // "
+                "tensor_parallel_degree (and // context_parallel_degree)"
+            )
     tokens = kwargs.get("input_ids", args[0] if args else kwargs.get("inputs_embeds"))
     if state.cp_size == 1 or not isinstance(tokens, torch.Tensor) or bool((tokens == tokens.flatten()[0]).all()):
         return

@@ -58,11 +58,14 @@ class Offloader:
         self.horizon = horizon
         self.counts = OffloadCounts()
         self._spill = None if folder is None else Spill(folder, max_waiting_bytes=max_waiting_bytes)
-        self._streams: dict[torch.device, Any] = {}
         self._lock = threading.Lock()  # guards the next two; a GPU's backward runs on an autograd thread
         self._lanes: dict[int, list[_Region]] = {}  # by microbatch, regions in the order of forward
         self._expected: list[int] = []  # microbatches in the order of backward
+        self._keeping = (
+            threading.RLock()
+        )  # guards the next two and the counts in forward, where threads may run at once
         self._by_place: weakref.WeakValueDictionary[Any, Kept] = weakref.WeakValueDictionary()
+        self._streams: dict[torch.device, Any] = {}
         self._own = threading.local()
         self._has_told = False
 
@@ -125,6 +128,10 @@ class Offloader:
             )
 
     def _keep(self, tensor: torch.Tensor, region: _Region, staying: set[int]) -> Any:
+        with self._keeping:  # not `_lock`: a slow disk must not block backward
+            return self._keep_once(tensor, region, staying)
+
+    def _keep_once(self, tensor: torch.Tensor, region: _Region, staying: set[int]) -> Any:
         if not _can_leave(tensor) or tensor.untyped_storage()._cdata in staying:
             self.counts.staying_bytes += tensor.nbytes
             return tensor

@@ -1,5 +1,7 @@
 """The layout of sequences, and blocks of attention, in one process."""
 
+from typing import NamedTuple
+
 import torch
 
 from clary.train.parallel.fsdp.context import blocks
@@ -21,6 +23,19 @@ def test_parts_equal_those_that_scripts_cut():
         seen += part[0][0].tolist()
     assert sorted(seen) == list(range(24))
     assert part_of_batch({"tokens": tokens}, 0, 1)["tokens"] is tokens
+
+
+class Batch(NamedTuple):
+    tokens: torch.Tensor
+    labels: torch.Tensor | None
+
+
+def test_the_parts_of_a_named_tuple_are_a_named_tuple():
+    tokens = torch.arange(16).view(2, 8)
+    part = part_of_batch([Batch(tokens, None)], 1, 2)[0]
+    assert type(part) is Batch
+    assert torch.equal(part.tokens, part_of_batch(tokens, 1, 2))
+    assert part.labels is None
 
 
 def test_the_chunks_of_all_ranks_in_whole_order_are_the_sequence():

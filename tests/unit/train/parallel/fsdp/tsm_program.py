@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ from clary.train.parallel.fsdp.checkpoint.loading import load
 from clary.train.parallel.fsdp.checkpoint.local_state import init_optim_state
 from clary.train.parallel.fsdp.checkpoint.s3_errors import retry_with_jitter
 from clary.train.parallel.fsdp.checkpoint.saving import save
+from clary.train.parallel.fsdp.checkpoint.saving_interval import compute_auto_checkpoint_interval
 from clary.train.parallel.fsdp.checkpoint.storage import DistributedFileSystemReader, DistributedFileSystemWriter
 from clary.train.parallel.fsdp.delayed import DelayedParamIniter
 from clary.train.parallel.fsdp.logs import get_logger
@@ -53,6 +55,9 @@ SUBMODULES = (
     "distributed.checkpoint.filesystem",
     "distributed.checkpoint.s3_filesystem",
 )
+
+
+KINDS = ("step_durations", "step_ckpt_durations", "ckpt_preprocessing_durations", "ckpt_io_durations")
 
 
 def refused(call, kind, words):
@@ -312,8 +317,27 @@ def test_s3_without_boto3_names_the_package_to_install():
 
 def test_invalid_paths_are_refused():
     refused(lambda: save({}, checkpoint_id=None), ValueError, "checkpoint_id is None")
+    for path in ("s3:/bucket/x", Path("s3://bucket/x")):
+        for call in (save, load):
+            refused(lambda call=call, path=path: call({}, checkpoint_id=path), ValueError, "lost a slash")
+        for kind in (DistributedFileSystemWriter, DistributedFileSystemReader):
+            refused(partial(kind, path), ValueError, "lost a slash")
+    assert not Path("s3:").exists()
     assert DistributedFileSystemWriter.validate_checkpoint_id("s3://b/k")
     assert DistributedFileSystemReader.validate_checkpoint_id("/tmp")
+
+
+def test_durations_that_are_not_finite_make_no_interval_of_saves():
+    for wrong in ([], [float("inf")], [1.0, float("inf")], [1.0, float("nan")], [float("nan"), 1.0], [1.0, -1.0]):
+        for place in range(4):
+            given = [[1.0, 2.0]] * 4
+            given[place] = wrong
+            refused(
+                lambda given=given: compute_auto_checkpoint_interval(*given),
+                ValueError,
+                f"{KINDS[place]} {wrong!r}",
+            )
+    assert compute_auto_checkpoint_interval([2.0, 1.0], [3.0], [0.0], [4.0, 5.5]).interval == 6
 
 
 def test_a_program_that_ends_waits_for_its_asynchronous_writes():

@@ -139,7 +139,7 @@ def plan_saving(
         if is_saved_by_another(state_dict):
             ranks = Ranks(process_group, coordinator_rank, CheckpointError)
             return SavedByAnother(storage_writer, planner, None, None, ranks, str(checkpoint_id))
-    ranks = Ranks(process_group, coordinator_rank, CheckpointError, "; there is none at its path")
+    ranks = Ranks(process_group, coordinator_rank, CheckpointError, "; an earlier one at its path is unchanged")
     if storage_writer is None:
         storage_writer = make_writer(
             checkpoint_id, s3_region=s3_region, s3client_config=s3client_config, num_threads=num_threads
@@ -167,6 +167,7 @@ def plan_saving(
 
     plan = planner.finish_plan(ranks.map("planning a distributed checkpoint", local, whole))
     _under_way.add(path)
+    ranks.consequence = "; there is none at its path"  # planning has removed an earlier one
     return Saving(storage_writer, planner, plan, made[0], ranks, path)
 
 

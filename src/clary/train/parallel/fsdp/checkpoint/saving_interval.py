@@ -54,26 +54,32 @@ def compute_auto_checkpoint_interval(
         ckpt_preprocessing_durations: times for which saves blocked training.
         ckpt_io_durations: times for which saves were written while training continued.
 
-    Raises: ValueError on every rank if any rank has no durations of a kind, or a duration is not finite, or a step's
-        duration is 0.
+    Raises: ValueError on every rank if any rank has no durations of a kind, or a duration is not finite or below 0, or
+        that of a step without a save is 0.
     """
-    measured = (step_ckpt_durations, ckpt_preprocessing_durations, ckpt_io_durations)
-    most = [max(one, default=math.nan) for one in measured]
-    least = min(step_durations, default=math.nan)
+    measured = {
+        "step_durations": list(step_durations),
+        "step_ckpt_durations": list(step_ckpt_durations),
+        "ckpt_preprocessing_durations": list(ckpt_preprocessing_durations),
+        "ckpt_io_durations": list(ckpt_io_durations),
+    }
     # The maximum of a NaN is undefined in reductions, so a flag for invalid durations is reduced too.
-    is_wrong = not least > 0 or not all(math.isfinite(one) and one >= 0 for one in most)
-    told = torch.tensor([float(is_wrong), *((0.0,) * 4 if is_wrong else (-least, *most))], dtype=torch.float64)
+    is_right = all(own and all(math.isfinite(one) and one >= 0 for one in own) for own in measured.values())
+    is_right = is_right and min(step_durations) > 0
+    longest = [max(own) for own in measured.values()][1:] if is_right else [0.0] * 3
+    shortest = min(step_durations) if is_right else 0.0
+    told = torch.tensor([float(not is_right), -shortest, *longest], dtype=torch.float64)
     if dist.is_available() and dist.is_initialized():
         group = TensorGroup(dist.group.WORLD, dist.get_rank(), dist.get_world_size())
         told = told.to(reachable(group, torch.device("cpu")))
         dist.all_reduce(told, op=dist.ReduceOp.MAX)
     anyone_wrong, negative, with_save, held_up, written = told.tolist()
     if anyone_wrong:
-        own = f"step_durations {list(step_durations)!r}, the others at most {most!r}"
+        own = ", ".join(f"{kind} {durations!r}" for kind, durations in measured.items())
         raise ValueError(
-            "compute_auto_checkpoint_interval: every rank needs one duration or more of each kind, in "
+            "compute_auto_checkpoint_interval: every rank needs one duration or more of each kind, finite, in "
             f"seconds, above 0 for steps without a save; got {own} on this "
-            f"rank{('' if is_wrong else ', and others on another')}"
+            f"rank{(', and others on another' if is_right else '')}"
         )
     step = -negative
     return Interval(max(1, math.ceil(written / step)), step, with_save, held_up, written)

@@ -108,7 +108,11 @@ def path_to_file_system(path: Any, s3_region: str | None = None, s3client_config
         path: a folder, or s3://bucket/prefix.
         s3_region: region of the bucket; None is boto3's default from environment and configuration.
         s3client_config: a botocore Config, or None.
+
+    Raises: ValueError for an S3 path that lacks a slash, as in a `Path`.
     """
+    if not is_s3_uri(path) and str(path).startswith("s3:/"):
+        raise ValueError(f"the path {path!r} has lost a slash: give s3://bucket/prefix as text")
     return S3FileSystem(s3_region, s3client_config) if is_s3_uri(path) else FileSystem()
 
 
@@ -121,7 +125,7 @@ def make_writer(path: Any, *, s3_region: str | None, s3client_config: Any, num_t
         s3client_config: a botocore Config, or None.
         num_threads: number of threads that write this rank's data.
 
-    Raises: ValueError if the path is empty, not a path, or an S3 path in a `Path`, which removes a slash.
+    Raises: ValueError if the path is empty, not a path, or an S3 path that lacks a slash, as in a `Path`.
     """
     return DistributedFileSystemWriter(
         _checked(path), s3_region=s3_region, s3client_config=s3client_config, thread_count=num_threads
@@ -136,7 +140,7 @@ def make_reader(path: Any, *, s3_region: str | None, s3client_config: Any) -> An
         s3_region: region of the bucket; None is boto3's default from environment and configuration.
         s3client_config: a botocore Config, or None.
 
-    Raises: ValueError if the path is empty, not a path, or an S3 path in a `Path`, which removes a slash.
+    Raises: ValueError if the path is empty, not a path, or an S3 path that lacks a slash, as in a `Path`.
     """
     return DistributedFileSystemReader(_checked(path), s3_region=s3_region, s3client_config=s3client_config)
 
@@ -146,6 +150,4 @@ def _checked(path: Any) -> Any:
         raise ValueError(
             f"checkpoint_id is {path!r}; expected a folder or s3://bucket/prefix, or a storage writer or reader"
         )
-    if not isinstance(path, str) and os.fspath(path).startswith("s3:/"):
-        raise ValueError(f"checkpoint_id is {path!r}, a path that has lost a slash: give s3://bucket/prefix as text")
     return path

@@ -22,7 +22,7 @@ _SEQUENCE = 1  # the dimension of a batch that is cut
 
 
 def part_of_batch(batch: Any, rank: int, size: int) -> Any:
-    """Return a rank's part of a batch: a tensor [B, T, ...], None, or a tuple, list or dict of these.
+    """Return a rank's part of a batch: a tensor [B, T, ...], None, or a tuple, named tuple, list or dict of these.
 
     Raises: ValueError if 2 * `size` does not divide T; TypeError for another type.
     """
@@ -33,7 +33,8 @@ def part_of_batch(batch: Any, rank: int, size: int) -> Any:
     if isinstance(batch, Mapping):
         return {key: part_of_batch(one, rank, size) for key, one in batch.items()}
     if isinstance(batch, tuple | list):
-        return type(batch)(part_of_batch(one, rank, size) for one in batch)
+        kind: Any = getattr(type(batch), "_make", type(batch))  # `_make` of a named tuple
+        return kind(part_of_batch(one, rank, size) for one in batch)
     raise TypeError(f"context parallelism cuts tensors and tuples, lists and dicts of them; got {type(batch).__name__}")
 
 
