@@ -128,7 +128,7 @@ def why_waiting(hosts: Sequence[HostWish], boxes: Sequence[BoxView], free: Mappi
         boxes: all boxes.
         free: boxes that are available and kept for no other request.
     """
-    usable = [box for box in boxes if any(fits(host, box) for host in hosts)]
+    usable = sorted((box for box in boxes if any(fits(host, box) for host in hosts)), key=lambda box: box.name)
     noun = "box" if len(hosts) == 1 else "boxes"
     head = f"waits for {len(hosts)} {noun}"
     if len(usable) < len(hosts):

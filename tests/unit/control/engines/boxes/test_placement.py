@@ -74,8 +74,9 @@ def test_the_message_names_the_boxes_that_are_waited_for():
         box("box2", state=BoxState.DRAINED),
         box("box3", state=BoxState.GONE),
     ]
-    waits = place([request(1, wish(0), wish(1))], boxes).waits
-    assert waits == {1: "waits for 2 boxes: box1 runs job-7, box2 is drained, box3 is being removed"}
+    for order in (boxes, boxes[::-1]):  # in whatever order they joined
+        waits = place([request(1, wish(0), wish(1))], order).waits
+        assert waits == {1: "waits for 2 boxes: box1 runs job-7, box2 is drained, box3 is being removed"}
     many = [replace(boxes[0], name=f"b{number}") for number in range(9)]
     assert place([request(1, wish(0))], many).waits[1].endswith("b5 runs job-7 and 3 more")
     told = "waits for 1 box with 1 CPUs: there is none; add more with: clary hosts add USER@BOX"
