@@ -1,6 +1,7 @@
 """Checks of `horovod.tensorflow` and `horovod.tensorflow.keras` on several ranks."""
 
 import os
+import pickle
 import tempfile
 
 import horovod.keras
@@ -117,6 +118,33 @@ def check_process_sets(rank, size):
     found = hvd.DistributedGradientTape(tape, process_set=everybody_else).gradient(loss, [variable])
     assert np.allclose(found[0], np.mean(range(1, size)) if rank else 0.0)
     hvd.remove_process_set(everybody_else)
+
+
+def check_process_sets_that_were_not_added_are_refused(rank, size):
+    stranger, variable = hvd.ProcessSet([1]), tf.Variable(1.0)
+
+    def gradient(wrap, **options):
+        with tf.GradientTape() as tape:
+            loss = variable * float(rank)
+        wrap(tape, process_set=stranger, **options).gradient(loss, [variable])
+
+    def local_gradient():
+        layer = tf.keras.layers.Dense(1)
+        layer.build((None, 1))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.ones([1, 1])))
+        tape = hvd.PartialDistributedGradientTape(tape, process_set=stranger, local_layers=[layer])
+        tape.gradient(loss, layer.trainable_weights)
+
+    raises(ValueError, lambda: hvd.broadcast_variables([variable], 1, process_set=stranger), "was not added")
+    raises(ValueError, lambda: gradient(hvd.DistributedGradientTape), "was not added")
+    raises(ValueError, lambda: gradient(hvd.DistributedGradientTape, groups=1), "was not added")
+    raises(ValueError, local_gradient, "was not added")
+    os.environ["HOROVOD_ELASTIC"] = "1"
+    try:
+        raises(ValueError, lambda: gradient(hvd.DistributedGradientTape), "was not added")
+    finally:
+        del os.environ["HOROVOD_ELASTIC"]
 
 
 def check_tapes(rank, size):
@@ -295,6 +323,22 @@ def check_callbacks_of_keras_keep_the_elastic_state(rank, size):
     model.fit(*digits_of(0), batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
     assert commits == [(0, 2), (1, 0), (1, 1), (2, 0)]
     assert (state.epoch, state.batch) == (2, 0)
+
+
+def check_a_commit_contains_no_later_changes(rank, size):
+    variable = tf.Variable([1.0])
+    state = hvd.elastic.TensorFlowState([variable], seen=[1], batch=1)
+    state.save()
+    pack = state.packer()
+    state.seen.append(2)
+    state.batch = 2
+    variable.assign([2.0])
+    state.unpack(pack())
+    state.restore()
+    assert (state.seen, state.batch, variable.numpy().tolist()) == ([1], 1, [1.0])
+    state.seen = [lambda: None]  # has no pickle
+    state.save()
+    raises((pickle.PicklingError, AttributeError), state.packer())
 
 
 def check_keras_takes_no_xla_here(rank, size):

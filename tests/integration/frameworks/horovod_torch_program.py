@@ -268,6 +268,32 @@ def assert_equal_models(model, wanted, tolerance, what):
         assert torch.allclose(found, expected, atol=tolerance), (what, (found - expected).abs().max())
 
 
+def check_groups_of_gradients_in_a_process_set_without_rank_0():
+    ranks = list(range(1, hvd.size()))
+    others = hvd.add_process_set(ranks)
+
+    def gradients_of(rank, wrap=lambda optimizer, _: optimizer):
+        model = small_model()
+        optimizer = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        x, y = batch_of(rank, 0)
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        return [p.grad for p in model.parameters()]
+
+    for groups in (2, "lists"):
+
+        def wrap(optimizer, model, groups=groups):
+            chosen = [list(model[2].parameters())] if groups == "lists" else groups
+            return hvd.DistributedOptimizer(optimizer, model.named_parameters(), groups=chosen, process_set=others)
+
+        found = gradients_of(hvd.rank(), wrap)
+        together = ranks if hvd.rank() else [0]
+        wanted = [torch.stack(parts).mean(0) for parts in zip(*map(gradients_of, together), strict=True)]
+        for one, expected in zip(found, wanted, strict=True):
+            assert torch.allclose(one, expected, atol=1e-6), groups
+    hvd.remove_process_set(others)
+
+
 def check_delta_optimizer_of_adasum():
     if hvd.size() & (hvd.size() - 1):
         return
@@ -323,6 +349,21 @@ def check_batch_norm_over_all_ranks():
     assert torch.allclose(ours.running_mean, plain.running_mean, atol=1e-6)
     assert torch.allclose(ours.running_var, plain.running_var, atol=1e-5)
     assert torch.allclose(hvd.allreduce(ours.weight.grad, op=hvd.Sum), plain.weight.grad, atol=1e-3)
+
+
+def check_batch_norm_of_half_batches_with_more_elements_than_half_can_count():
+    torch.manual_seed(4 + hvd.rank())
+    mine = torch.randn(4, 3, 160, 160).half() + 2  # 102400 elements of each channel; the largest half is 65504
+    ours, plain = hvd.SyncBatchNorm(3), nn.BatchNorm2d(3)
+    output = ours(mine)
+    plain(hvd.allgather(mine).float())
+    assert torch.isfinite(output).all()
+    assert torch.allclose(ours.running_mean, plain.running_mean, atol=1e-4)
+    assert torch.allclose(ours.running_var, plain.running_var, atol=1e-4)
+    large = hvd.SyncBatchNorm(1)
+    large(torch.tensor([[-400.0], [400.0]]).half())  # a variance of 160000
+    count = 2 * hvd.size()
+    assert torch.allclose(large.running_var, torch.tensor([0.9 + 0.1 * 160000 * count / (count - 1)]))
 
 
 def check_gradients_of_operations():

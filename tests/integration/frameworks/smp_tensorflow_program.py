@@ -1,6 +1,8 @@
 """Test functions of two ranks with `smdistributed.modelparallel.tensorflow`; run by test_smp_tensorflow."""
 
+import logging
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from smp_tensorflow_models import BATCH, LOSS, convolutions, digits, perceptron,
 
 from clary.train.parallel.layout.mesh import Along
 from clary.train.tf_parallel import session
+from clary.train.tf_parallel.costs import layer_costs
+from clary.train.tf_parallel.tracing import LayerCall
 
 IMAGES, LABELS = digits()
 NUM_BATCHES = 4
@@ -94,6 +98,60 @@ def test_a_global_norm_covers_the_gradients_of_all_partitions(rank, size):
         return tf.clip_by_global_norm(gradients, 1.0)[0]
 
     failure_of(GraphBuildError, lambda: clips_inside(*batches(1)[0]), "outside of smp.step")
+
+
+class TwoLayers(smp.DistributedModel):
+    """A model with a layer on each partition.
+
+    Args:
+        second: the layer on partition 1; the layer on partition 0 is dense.
+    """
+
+    def __init__(self, second):
+        super().__init__()
+        self.first, self.second = tf.keras.layers.Dense(3), second
+
+    def call(self, x):
+        with smp.partition(0):
+            x = self.first(x)
+        with smp.partition(1):
+            return self.second(x)
+
+
+def step_of(model):
+    """Return a step that gives the gradients of this rank's variables."""
+
+    @smp.step
+    def step(images):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(images))
+        return tape.gradient(loss, model.trainable_variables)
+
+    return step
+
+
+def test_a_global_norm_covers_a_partition_without_trained_variables(rank, size):
+    start(partitions=2, microbatches=1, auto_partition=False, default_partition=0)
+    model = TwoLayers(tf.keras.layers.ReLU())
+    gradients = [one.accumulate() for one in step_of(model)(tf.ones([4, 2]))]
+    assert len(gradients) == (0 if rank else 2)
+    own = [tf.fill(one.shape, 2.0) for one in gradients]
+    clipped, norm = tf.clip_by_global_norm(own, 3.0)
+    assert float(norm) == 6.0  # of 9 elements
+    assert [float(tf.reduce_max(one)) for one in clipped] == [1.0] * len(own)
+    assert float(tf.function(lambda: tf.linalg.global_norm(own))()) == 6.0
+
+
+def test_a_global_norm_covers_gradients_some_of_which_are_none(rank, size):
+    start(partitions=2, microbatches=1, auto_partition=False, default_partition=0)
+    model = TwoLayers(tf.keras.layers.Dense(5))
+    step_of(model)(tf.ones([4, 2]))
+    kernel, bias = model.trainable_variables  # 6 and 3 elements, or 15 and 5
+    assert float(tf.linalg.global_norm([tf.ones(kernel.shape), None])) == np.float32(21**0.5)
+    clipped, norm = tf.clip_by_global_norm([None, tf.ones(bias.shape)] if rank else [None, None], 1.0)
+    assert float(norm) == np.float32(5**0.5)
+    assert [one is None for one in clipped] == ([True, False] if rank else [True, True])
+    assert float(tf.linalg.global_norm([None, tf.constant([3.0, 4.0])])) == 5.0
 
 
 def test_partitions_with_shared_layers_and_matrices_have_the_losses_of_one_process(rank, size):
@@ -319,6 +377,48 @@ def test_the_whole_model_is_saved_with_its_trained_weights(rank, size):
     assert np.isfinite(before)
 
 
+class Masked(smp.DistributedModel):
+    """A model whose argument `training` is followed by another positional argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = tf.keras.layers.Dense(3), tf.keras.layers.Dense(2)
+
+    def call(self, x, training=None, scale=1.0):
+        x = self.first(x) * scale
+        return self.second(x * 100.0 if training else x)
+
+
+def test_arguments_after_training_are_saved(rank, size):
+    folder = smp_folder(rank)
+    start(partitions=2, microbatches=1)
+    model = Masked()
+
+    @smp.step
+    def step(x, scale):
+        return model(x, None, scale)  # Keras 3 takes no other positional value of `training`
+
+    x, scale = tf.ones([4, 2]), tf.fill([4, 3], 7.0)
+    expected = step(x, scale).merge()
+    model.save_model(f"{folder}/saved")
+    if rank == 0:
+        loaded = tf.saved_model.load(f"{folder}/saved")
+        found = loaded.serve(x, scale)
+        np.testing.assert_allclose(found["output_0"].numpy(), expected.numpy(), rtol=1e-5)
+
+
+def test_all_ranks_raise_if_the_model_cannot_be_written(rank, size):
+    folder = smp_folder(rank)
+    start(partitions=2, microbatches=2)
+    model, train, _, _ = trainer(convolutions)
+    train(*batches(1)[0])
+    if rank == 0:
+        Path(folder, "file").touch()
+    failure_of(ParallelError, lambda: model.save_model(f"{folder}/file/saved"), "rank 0 could not write", "file/saved")
+    assert smp.allgather(rank) == [0, 1], "ranks must go on together"
+    assert np.isfinite(float(train(*batches(1)[0])))
+
+
 def test_ranks_groups_and_objects(rank, size):
     start(partitions=2)
     assert (smp.rank(), smp.size(), smp.local_rank(), smp.local_size()) == (rank, 2, rank, 2)
@@ -351,6 +451,57 @@ def test_configuration_keys_only_for_torch_are_refused(rank, size):
         failure_of(ValueError, lambda key=key, value=value: smp.init({key: value}), key, "PyTorch")
     failure_of(ValueError, lambda: smp.init({"tensor_parallel_degree": 2, "ddp": True}), "tensor_parallel_degree")
     failure_of(ValueError, lambda: smp.init({"partitions": 3}), "2 ranks")
+
+
+def test_keys_without_effect_are_named_in_a_warning(rank, size):
+    class Kept(logging.Handler):
+        def emit(self, record):
+            told.append(record.getMessage())
+
+    told, handler = [], Kept()
+    logging.getLogger("clary.smp").addHandler(handler)
+    try:
+        start(partitions=1)
+        assert not told
+        start(partitions=1, contiguous=False)
+    finally:
+        logging.getLogger("clary.smp").removeHandler(handler)
+    assert told == ["keys without effect here: contiguous"]
+
+
+def test_a_missing_horovod_leaves_smp_uninitialised(rank, size):
+    smp.shutdown()
+    name = "horovod.tensorflow"
+    kept = sys.modules.pop(name, None)
+    sys.modules[name] = None  # an import raises ImportError
+    try:
+        for _ in range(2):
+            failure_of(ValueError, lambda: smp.init({"partitions": 1, "horovod": True}), "horovod.tensorflow")
+            assert not smp.is_initialized()
+    finally:
+        del sys.modules[name]
+        if kept is not None:
+            sys.modules[name] = kept
+    smp.init({"partitions": 2})
+    assert smp.allgather(rank) == [0, 1]
+
+
+def test_the_work_of_convolutions_counts_each_multiplication_once(rank, size):
+    images, work = tf.TensorSpec([1, 10, 10, 4]), {}
+    for name, act in {
+        "plain": lambda x: tf.nn.conv2d(x, tf.zeros([3, 3, 4, 6]), 1, "VALID"),
+        "grouped": lambda x: tf.nn.conv2d(x, tf.zeros([3, 3, 2, 6]), 1, "VALID"),
+        "depthwise": lambda x: tf.nn.depthwise_conv2d(x, tf.zeros([3, 3, 4, 2]), [1, 1, 1, 1], "VALID"),
+    }.items():
+        graph = tf.function(act).get_concrete_function(images).graph
+        operations = [one.name for one in graph.get_operations() if one.type in ("Conv2D", "DepthwiseConv2dNative")]
+        (cost,) = layer_costs([LayerCall(tf.keras.layers.Layer(), name, None, operations)], graph)
+        work[name] = cost.seconds
+    assert work == {
+        "plain": 2 * 8 * 8 * 6 * 3 * 3 * 4,
+        "grouped": 2 * 8 * 8 * 6 * 3 * 3 * 2,
+        "depthwise": 2 * 8 * 8 * 8 * 3 * 3,
+    }
 
 
 class Stranger(smp.DistributedModel):

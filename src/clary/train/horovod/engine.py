@@ -109,20 +109,26 @@ class Engine:
             wakes_thread: False if the caller waits for the requests at once, and so drives the rounds itself.
 
         Raises:
-            ValueError: a request of the same name is under way; no request of the call is added.
+            ValueError: a request of the same name is under way or in the call; no request of the call is added.
             HorovodInternalError: the engine has ended; the text names the cause.
         """
         now = time.monotonic()
         with self._changed:
             self._check_alive()
+            added: dict[str, _Entry] = {}
             for request in requests:
                 if request.name in self._entries:
                     raise ValueError(
                         f"duplicate tensor name {request.name!r}: an operation of this name is under way on rank "
                         f"{self.group.rank}; wait for it, or give each tensor a name of its own"
                     )
-            for request in requests:
-                self._entries[request.name] = _Entry(request, now)
+                if request.name in added:
+                    raise ValueError(
+                        f"duplicate tensor name {request.name!r}: one call gives it to two tensors on rank "
+                        f"{self.group.rank}; give each tensor a name of its own"
+                    )
+                added[request.name] = _Entry(request, now)
+            self._entries.update(added)
             if wakes_thread:
                 self._changed.notify_all()
 
@@ -191,8 +197,9 @@ class Engine:
             if has_turn:
                 self._driving.release()
         self._fail_all(HorovodInternalError(reason))
-        if self.timeline is not None:
-            self.timeline.close()
+        timeline = self.timeline
+        if timeline is not None:
+            timeline.close()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_LIMIT_S)
 
@@ -249,8 +256,9 @@ class Engine:
 
     def _round(self) -> bool:
         """Take part in one round; return whether any tensor was ready or any rank had news."""
-        if self.timeline is not None:
-            self.timeline.round_begins()
+        timeline = self.timeline  # read once, since another thread may stop it at any time
+        if timeline is not None:
+            timeline.round_begins()
         news, mask = self._own_news()
         message = encode_news(news) if news else b""
         ballot = write_ballot(message, mask, self._readiness.num_indices)
@@ -328,9 +336,10 @@ class Engine:
     def _run_batch(self, batch: Sequence[Ready]) -> None:
         """Run a batch, and wake the threads that wait for it."""
         entries = [self._entries.get(one.name) for one in batch]
+        timeline = self.timeline  # read once, since another thread may stop it at any time
         for one, entry in zip(batch, entries, strict=True):
-            if self.timeline is not None and entry is not None:
-                self.timeline.negotiated(one.name, one.description.verb, entry.since)
+            if timeline is not None and entry is not None:
+                timeline.negotiated(one.name, one.description.verb, entry.since)
         begun = time.monotonic()
         error: Exception | None = None
         requests = [None if entry is None else entry.request for entry in entries]
@@ -340,9 +349,9 @@ class Engine:
             self._on_special(batch[0].description)
         else:
             self._operations.run(batch, requests)
-        if self.timeline is not None:
+        if timeline is not None:
             for one in batch:
-                self.timeline.ran(one.name, one.description.verb, begun)
+                timeline.ran(one.name, one.description.verb, begun)
         with self._changed:
             for one, request in zip(batch, requests, strict=True):
                 if request is not None:

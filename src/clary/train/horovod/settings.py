@@ -2,7 +2,7 @@
 
 Each variable HOROVOD_... is read here or in `places`, serves a launcher alone, or has no effect; one exception is
 HOROVOD_ELASTIC, which `horovod.tensorflow.gradients` reads. Rank 0 logs at the start which variables are set without
-being read here or set by launchers.
+being read anywhere or set by launchers.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ _READ = frozenset(
         "HOROVOD_TIMELINE",
         "HOROVOD_TIMELINE_MARK_CYCLES",
         "HOROVOD_DYNAMIC_PROCESS_SETS",
+        "HOROVOD_ELASTIC",
     }
 )
 # Variables that `places` reads or that launchers set for their ranks; users do not set these by hand.

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import stat
+import threading
 import time
 from typing import Any, TextIO
 
@@ -26,7 +27,7 @@ _LOG = logging.getLogger("horovod")
 
 
 class Timeline:
-    """The timeline file of rank 0.
+    """The timeline file of rank 0. One thread records events; any thread may call `close` at the same time.
 
     Args:
         marks_cycles: whether each round gets a mark.
@@ -38,6 +39,7 @@ class Timeline:
         self.path = path
         self._marks_cycles = marks_cycles
         self._start = time.monotonic()
+        self._writing = threading.Lock()
         self._file: TextIO | None = _open_new(path)
         self._rows: dict[str, int] = {}
         self._separator = "[\n"
@@ -77,13 +79,14 @@ class Timeline:
 
     def close(self) -> None:
         """End the document. A second call does nothing."""
-        file, self._file = self._file, None
-        if file is not None:
-            try:
-                file.write("\n]\n")
-                file.close()
-            except OSError as error:
-                self._give_up(file, error)
+        with self._writing:
+            file, self._file = self._file, None
+            if file is not None:
+                try:
+                    file.write("\n]\n")
+                    file.close()
+                except OSError as error:
+                    self._give_up(file, error)
 
     def _span(self, name: str, what: str, since: float, until: float) -> None:
         row = self._rows.get(name)
@@ -97,16 +100,17 @@ class Timeline:
         return round((moment - self._start) * _US, 1)
 
     def _write(self, event: dict[str, Any]) -> None:
-        file = self._file
-        if file is None:
-            return
-        try:
-            file.write(self._separator + json.dumps(event))
-        except OSError as error:
-            self._file = None
-            self._give_up(file, error)
-        else:
-            self._separator = ",\n"
+        with self._writing:
+            file = self._file
+            if file is None:
+                return
+            try:
+                file.write(self._separator + json.dumps(event))
+            except OSError as error:
+                self._file = None
+                self._give_up(file, error)
+            else:
+                self._separator = ",\n"
 
     def _give_up(self, file: TextIO, error: OSError) -> None:
         _LOG.warning("the timeline %s ends here, training goes on: %s", self.path, error.strerror or error)

@@ -18,7 +18,8 @@ from clary.train.tf_parallel.tracing import LayerCall
 from clary.train.tf_parallel.variables import variable_of
 
 _PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
-_CONVOLUTIONS = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative"})
+_CONVOLUTIONS = {"Conv2D": 1, "Conv3D": 1, "DepthwiseConv2dNative": 2}
+"""Number of a filter's last dimensions that make channels of the result; a product sums over the others."""
 _FREE = frozenset({"Const", "Placeholder", "ReadVariableOp", "NoOp", "Shape", "Identity"})
 
 
@@ -53,7 +54,7 @@ def _work(operation: Any) -> float:
     if operation.type in _PRODUCTS:
         return 2 * results * _inner_length(operation)
     if operation.type in _CONVOLUTIONS:
-        return 2 * results * math.prod(_lengths(operation.inputs[1])[:-1])
+        return 2 * results * math.prod(_lengths(operation.inputs[1])[: -_CONVOLUTIONS[operation.type]])
     return results
 
 

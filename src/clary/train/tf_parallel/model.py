@@ -100,7 +100,7 @@ class DistributedModel(tf.keras.Model):
         The signature `serving_default` takes the tensors of the model's first call, with any batch size, and returns
         `output_0` and so on.
 
-        Raises: RuntimeError before the first step.
+        Raises: RuntimeError before the first step; ParallelError on all ranks if rank 0 could not write.
         """
         save_whole(self, super().__call__, save_path, session.current())
 

@@ -2,8 +2,8 @@
 
 Where: `smp.init` replaces tf.clip_by_global_norm and tf.linalg.global_norm, which scripts call with the gradients that
 a step returned. With several partitions, a list with the shapes of this rank's trained variables counts as gradients:
-its norm is the norm over all parts, and all ranks of a pipeline must call the function. Other lists get TensorFlow's
-own norm.
+its norm is the norm over all parts, and all ranks of a pipeline must call the function. None stands for a gradient of
+any shape. Other lists get TensorFlow's own norm.
 """
 
 from __future__ import annotations
@@ -41,14 +41,13 @@ def _functions(clip: Callable[..., Any], norm: Callable[..., Any]) -> tuple[Call
 
 
 def _are_gradients_of_a_part(tensors: Sequence[Any]) -> bool:
-    """Return whether tensors have the shapes of this rank's trained variables.
+    """Return whether tensors have the shapes of the trained variables that this rank holds of some model.
 
     Raises: GraphBuildError for gradients within a step, where each microbatch has its own.
     """
     if not session.is_initialized() or session.current().configuration.partitions == 1:
         return False
-    shapes = [list(one.shape) for one in tensors if one is not None]
-    if not any(shapes == [list(one.shape) for one in model.trainable_variables] for model in session.current().models):
+    if not any(_fit(tensors, model.trainable_variables) for model in session.current().models):
         return False
     if tracing.current() is not None:
         raise GraphBuildError(
@@ -59,8 +58,21 @@ def _are_gradients_of_a_part(tensors: Sequence[Any]) -> bool:
     return True
 
 
+def _fit(tensors: Sequence[Any], variables: Sequence[Any]) -> bool:
+    """Return whether tensors have the shapes of variables, in order.
+
+    A list of equal length may have None in place of any tensor; in a longer list, each None is skipped.
+    """
+    found = [None if one is None else list(one.shape) for one in tensors]
+    wanted = [list(one.shape) for one in variables]
+    if len(found) != len(wanted):
+        return [one for one in found if one is not None] == wanted
+    return all(one in (None, shape) for one, shape in zip(found, wanted, strict=True))
+
+
 def _whole_norm(tensors: Sequence[Any]) -> Any:
-    squares = tf.add_n([tf.reduce_sum(tf.square(tf.cast(one, tf.float32))) for one in tensors if one is not None])
+    own = [tf.reduce_sum(tf.square(tf.cast(one, tf.float32))) for one in tensors if one is not None]
+    squares = tf.add_n(own) if own else tf.constant(0.0)  # a part may have no gradients
     links = session.current().links
 
     def added(arrays: list[np.ndarray]) -> list[np.ndarray]:

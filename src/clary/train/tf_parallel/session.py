@@ -111,6 +111,7 @@ def initialize(configuration: Configuration) -> Session:
     place = find_place(environ)
     mesh = configuration.mesh(place.size)  # checked before any rank waits for another
     _have_threads()
+    horovod = _horovod() if configuration.horovod else None
     settings = dataclasses.replace(CollectiveSettings.from_environment(environ), timeout_s=find_timeout_s(environ))
     world = arrays.init(
         environ,
@@ -120,10 +121,15 @@ def initialize(configuration: Configuration) -> Session:
         group_name="tf-parallel",
         settings=settings,
     )
-    _session = Session(configuration, Links(mesh, world), place)
-    if configuration.horovod:
-        _start_horovod(_session)
-    return _session
+    made = Session(configuration, Links(mesh, world), place)
+    if horovod is not None:
+        try:
+            _start_horovod(horovod, made)
+        except BaseException:
+            made.links.close()
+            raise
+    _session = made
+    return made
 
 
 def reset() -> None:
@@ -163,15 +169,17 @@ def _have_threads() -> None:
         ) from None
 
 
-def _start_horovod(session: Session) -> None:
-    """Initialise Horovod among the ranks that hold the same part, so that its size is the number of replicas.
-
-    Raises: ValueError if Horovod cannot be imported.
-    """
+def _horovod() -> Any:
+    """Return the module of Horovod. Raises: ValueError if it cannot be imported."""
     try:
         import horovod.tensorflow as hvd
     except ImportError as error:
         raise ValueError(f"horovod is true, and horovod.tensorflow cannot be imported: {error}") from error
+    return hvd
+
+
+def _start_horovod(hvd: Any, session: Session) -> None:
+    """Initialise Horovod among the ranks that hold the same part, so that its size is the number of replicas."""
     members = session.links.ranks(Along.DP)
     if session.links.size(Along.DP) > 1:
         # Each group needs its own rendezvous address, which its first rank provides.

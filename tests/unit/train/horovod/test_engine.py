@@ -147,6 +147,16 @@ def test_a_name_in_use_is_refused_with_the_whole_call(make_engine):
     engine.submit([other.request, Sum("a").request])
 
 
+def test_a_name_that_one_call_gives_twice_is_refused_with_the_whole_call(make_engine):
+    engine, other = make_engine(), Sum("b")
+    with pytest.raises(ValueError, match="duplicate tensor name 'a': one call gives it to two tensors on rank 0"):
+        engine.submit([other.request, Sum("a").request, Sum("a").request])
+    again = Sum("a")
+    engine.submit([again.request, other.request])
+    engine.wait([again.request.handle, other.request.handle])
+    assert (again.is_reduced, other.is_reduced) == (True, True)
+
+
 def test_nameless_operations_are_counted_by_verb(make_engine):
     engine = make_engine()
     names = [engine.make_name(verb) for verb in ("allreduce", "allgather", "allreduce")]
@@ -284,6 +294,41 @@ def test_a_timeline_records_negotiations_operations_and_rounds(make_engine, tmp_
     ]
     assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
     assert any(event["name"] == "CYCLE_START" for event in events)
+
+
+class StoppedEngine(Engine):
+    """An engine whose timeline another thread stops after a number of reads.
+
+    Args:
+        timeline: the timeline that runs until then.
+        num_reads: number of reads of the attribute `timeline` that find it.
+    """
+
+    def __init__(self, timeline: Timeline, num_reads: int) -> None:
+        super().__init__(open_group(None, rank=0, size=1), ranks=[0], settings=HorovodSettings(), starts_thread=False)
+        self.running = timeline
+        self.reads_left = num_reads
+
+    @property
+    def timeline(self) -> Timeline | None:  # type: ignore[override]
+        """The timeline, or None after the last read that finds it."""
+        self.reads_left -= 1
+        return self.running if self.reads_left >= 0 else None
+
+    @timeline.setter
+    def timeline(self, _: Timeline | None) -> None:
+        """Ignore the value that the engine sets at its start."""
+
+
+@pytest.mark.parametrize("num_reads", range(1, 8))
+def test_a_timeline_that_another_thread_stops_during_a_round_does_not_end_the_engine(num_reads, tmp_path):
+    timeline = Timeline(str(tmp_path / "timeline.json"), marks_cycles=True)
+    engine, tensor = StoppedEngine(timeline, num_reads), Sum("a")
+    engine.submit([tensor.request])
+    engine.wait([tensor.request.handle])
+    assert tensor.is_reduced
+    engine.close("the end")
+    timeline.close()
 
 
 class LyingGroup:

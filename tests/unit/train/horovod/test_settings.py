@@ -61,6 +61,10 @@ def test_variables_without_effect_are_reported():
     assert sentence.startswith("HOROVOD_AUTOTUNE has no effect: ")
 
 
+def test_the_variable_of_elastic_programs_is_not_reported():
+    assert without_effect({"HOROVOD_ELASTIC": "1"}) == ()
+
+
 def test_an_unknown_log_level_is_refused_by_name():
     with pytest.raises(ValueError, match="HOROVOD_LOG_LEVEL is 'loud'; expected one of trace"):
         HorovodSettings.from_environment({"HOROVOD_LOG_LEVEL": "loud"})

@@ -59,6 +59,50 @@ def test_a_device_is_refused(path):
         Timeline(path, marks_cycles=False)
 
 
+class SlowFile:
+    """A file whose first write waits until another thread has closed it, or for a moment.
+
+    Args:
+        file: the real file.
+    """
+
+    def __init__(self, file) -> None:
+        self.file = file
+        self.is_written = threading.Event()
+        self.is_closed = threading.Event()
+
+    def write(self, text: str) -> None:
+        """Write text; the first time, after the wait."""
+        if not self.is_written.is_set():
+            self.is_written.set()
+            self.is_closed.wait(0.3)
+        self.file.write(text)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+        self.is_closed.set()
+
+
+def test_a_timeline_that_another_thread_closes_during_a_write_is_whole(tmp_path):
+    timeline = Timeline(str(tmp_path / "timeline.json"), marks_cycles=True)
+    slow = SlowFile(timeline._file)
+    timeline._file = slow  # type: ignore[assignment]
+
+    def close() -> None:
+        slow.is_written.wait(10)
+        timeline.close()
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    timeline.round_begins()
+    closing.join(10)
+    assert [event["name"] for event in json.loads((tmp_path / "timeline.json").read_text())] == [
+        "process_name",
+        "CYCLE_START",
+    ]
+
+
 @pytest.fixture
 def full_disk():
     """Limit the size of files of this process to 4 KiB."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import pickle
 from collections.abc import Callable, Sequence
@@ -79,7 +80,7 @@ class _VariablesState(ObjectState):
 
     def packer(self) -> Callable[[], bytes]:
         """Return a function that returns all copies as a pickle."""
-        kept = {**self._saved_state, _VARIABLES: list(self._kept)}
+        kept = {**copy.deepcopy(self._saved_state), _VARIABLES: list(self._kept)}
         return lambda: pickle.dumps(kept)
 
     def unpack(self, content: bytes) -> None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from horovod.common.arrays import Call
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import operations
-from horovod.tensorflow.mpi_ops import allgather, broadcast, rank
+from horovod.tensorflow.mpi_ops import _number, allgather, broadcast, rank
 
 
 def broadcast_variables(
@@ -29,9 +29,10 @@ def broadcast_variables(
         process_set: ranks that take part.
         inplace: has no effect; the received values are always assigned to the variables.
     Returns: the operation to run in a graph of TensorFlow 1; None elsewhere.
+    Raises: ValueError for a process set that was not added.
     """
     held = list(variables)
-    values = operations.broadcast(held, root_rank, Call(process_set=process_set.process_set_id or 0))
+    values = operations.broadcast(held, root_rank, Call(process_set=_number(process_set)))
     assigned = [variable.assign(value) for variable, value in zip(held, values, strict=True)]
     if tf.compat.v1.executing_eagerly_outside_functions():
         return None

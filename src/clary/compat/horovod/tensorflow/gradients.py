@@ -14,7 +14,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.common.util import split_list
 from horovod.tensorflow import operations
 from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.mpi_ops import Adasum, Average, size_op
+from horovod.tensorflow.mpi_ops import Adasum, Average, _number, size_op
 from horovod.tensorflow.reductions import _check_adasum, _reduce_sparse, grouped_allreduce
 from horovod.tensorflow.util import reference
 
@@ -82,6 +82,7 @@ class GradientReducer:
         Args:
             gradients: tensors, tf.IndexedSlices or None; None at the same indices on all ranks.
             variables: variables to which the gradients belong, in the same order.
+        Raises: ValueError for a process set that was not added.
         """
         results = list(gradients)
         shared = [place for place, one in enumerate(variables) if not self.is_local(one)]
@@ -90,7 +91,7 @@ class GradientReducer:
         for place, gradient in zip(given, reduced, strict=True):
             results[place] = gradient
         if self._local and self.options.scales_local:
-            num_ranks = size_op(self.options.process_set.process_set_id or 0)
+            num_ranks = size_op(_number(self.options.process_set))
             for place in set(range(len(variables))) - set(shared):
                 results[place] = _over(results[place], num_ranks)
         return results
@@ -133,7 +134,7 @@ class GradientReducer:
             _check_adasum(reduction, options.process_set)
         with tf.device(options.device_dense):
             pairs = [options.compression.compress(one) for one in dense]
-            call = Call(options.name, options.process_set.process_set_id or 0)
+            call = Call(options.name, _number(options.process_set))
             reduced = operations.all_reduce([tensor for tensor, _ in pairs], call, self._scaling)
             dense_left = iter(
                 [
@@ -156,7 +157,8 @@ class GradientReducer:
         process_set = self.options.process_set
         if os.environ.get(_ELASTIC, "0") not in ("", "0"):
             return False
-        return not process_set.included() or len(world.ranks_of(process_set.process_set_id or 0)) == 1
+        num_ranks = len(world.ranks_of(_number(process_set)))  # an error on ranks outside of the set too
+        return not process_set.included() or num_ranks == 1
 
     def _places_of_groups(self, variables: list[Any]) -> list[list[int]]:
         groups = self.options.groups

@@ -15,6 +15,7 @@ from horovod.tensorflow.mpi_ops import (
     _allreduce,
     _grouped_allreduce,
     _grouped_reducescatter,
+    _number,
     _reducescatter,
     check_num_rank_power_of_2,
     grouped_allgather,
@@ -176,7 +177,7 @@ def _reduce_sparse(
         gathered = grouped_allgather(parts, process_set=process_set)
         values, indices = gathered[:count], gathered[count:]
         if reduction is Average:
-            num_ranks = size_op(process_set.process_set_id or 0)
+            num_ranks = size_op(_number(process_set))
             values = [value / tf.cast(num_ranks, value.dtype) for value in values]
     return [
         tf.IndexedSlices(value, index, dense_shape=one.dense_shape)

@@ -57,18 +57,18 @@ class _Distributed:
         self._requires_update = [p for p in self._parameters if p.requires_grad]
         self._group_of: dict[torch.Tensor, tuple[torch.Tensor, ...]] = {}
         self._arrived: dict[tuple[torch.Tensor, ...], set[torch.Tensor]] = {}
-        if groups is not None:
-            self._form_groups(groups)
         self._hooks = []
-        if process_set.included() is not False:
+        if process_set.included() is not False:  # other ranks reduce no gradients
+            if groups is not None:
+                self._form_groups(groups)
             hook = self._make_hook()
             self._hooks = [p.register_post_accumulate_grad_hook(hook) for p in self._requires_update]
 
     def _form_groups(self, groups: int | Sequence[Sequence[torch.Tensor]]) -> None:
-        """Put parameters into groups; the order of rank 0's parameters makes the groups equal on all ranks."""
-        order = broadcast_object(
-            [self._parameter_names[p] for p in self._requires_update], process_set=self.process_set
-        )
+        """Put parameters into groups, equal on all ranks of the set: in the order of its first rank's parameters."""
+        names = [self._parameter_names[p] for p in self._requires_update]
+        first_rank = min(self.process_set.ranks or [0])
+        order = broadcast_object(names, first_rank, process_set=self.process_set)
         by_name = {self._parameter_names[p]: p for p in self._requires_update}
         parameters = [by_name[name] for name in order]
         if isinstance(groups, int):

@@ -69,7 +69,7 @@ class _SyncBatchNorm(_Function):
         output = normal if weight is None else normal * weight.view(shape)
         if bias is not None:
             output = output + bias.view(shape)
-        result = (output, mean.to(batch.dtype), variance.to(batch.dtype), whole.to(batch.dtype))
+        result = (output, mean, variance, whole)  # of float64: a half holds no count above 65504
         ctx.mark_non_differentiable(*result[1:])
         return result
 

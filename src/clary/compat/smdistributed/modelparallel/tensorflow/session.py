@@ -17,7 +17,7 @@ from clary.train.tf_parallel.gradients import teach_optimizers
 from clary.train.tf_parallel.norms import teach_tensorflow
 
 _PARAMETERS = "SM_HP_MP_PARAMETERS"
-_SERVED = ("horovod", "contiguous")  # keys of TensorFlow alone, about which this package does not warn
+_SERVED = ("horovod",)  # keys that have an effect with TensorFlow alone
 _LOG = logging.getLogger("clary.smp")
 
 
