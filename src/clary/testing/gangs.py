@@ -7,7 +7,6 @@ service.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import time
@@ -20,7 +19,7 @@ from typing import Any
 from clary.base.processes import ProcessId, read_arguments, read_entry
 from clary.control.engines.local import cleaning, killing
 from clary.control.engines.local.agent_processes import MARK_VARIABLE
-from clary.control.engines.local.attempt_record import AttemptRecord, pool_folder, read_record
+from clary.control.engines.local.attempt_record import AttemptRecord, pool_folder, read_ready, read_record
 from clary.control.engines.local.network_faults import partition
 
 HOSTS = ("algo-1", "algo-2")
@@ -190,12 +189,9 @@ class Gang:
 
     def _all_processes(self) -> list[ProcessId]:
         tops = [self.agent(host) for host in HOSTS]
-        try:
-            ready = json.loads((self.folder / "network-ready.json").read_text())
-        except FileNotFoundError:
-            pass  # hosts are plain processes: the job has no network of its own, and no anchor
-        else:
-            tops.append(ProcessId(ready["pid"], ready["started"]))
+        ready = read_ready(self.pool_folder)
+        if ready is not None:  # None if hosts are plain processes: the pool then has no network, and no anchor
+            tops.append(ready.anchor)
         return [*tops, *(item for top in tops for item in killing.descendants(top))]
 
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from clary.train import checkpoint
 from clary.train.checkpoint import saving, staging, states
-from clary.train.checkpoint.folders import scan
+from clary.train.checkpoint.folders import order_of, scan
 from clary.train.checkpoint.parts import write_part
 
 LIMIT_S = 20
@@ -194,6 +194,27 @@ def test_values_of_the_lowest_rank_are_restored_unless_names_differ_by_rank(rank
     assert keeper.restore(found) == 1
     assert found["both"] == {"rank": 0, "tensor": torch.tensor([0])}
     assert found[f"of {rank}"].tolist() == [rank, 7]
+    keeper.close()
+
+
+def test_steps_that_are_numbered_anew_are_the_newest_though_one_host_lost_the_others(rank, size):
+    keeper = open_keeper("anew", rank, size, keep=3)
+    for step in (8, 9):
+        keeper.save(step, {"step": step})
+    keeper.close()
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(keeper.folder)
+    dist.barrier()
+    keeper = open_keeper("anew", rank, size, keep=3)
+    keeper.save(1, numbered(1))
+    keeper.wait()
+    saves = {found.path.name: found.save for found in scan(keeper.folder)}
+    assert [order_of(save) for name, save in sorted(saves.items())] == ([3] if rank < 2 else [3, 1, 2])
+    assert restored(keeper) == 1
+    keeper.rejoin()
+    keeper.save(0, numbered(0))
+    assert restored(keeper) == 0
     keeper.close()
 
 

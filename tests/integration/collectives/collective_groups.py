@@ -1,7 +1,9 @@
 """Groups for tests of collectives: ranks as threads of this process, or as separate processes."""
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -104,6 +106,25 @@ def open_descriptors():
         except FileNotFoundError:  # descriptor of the listing itself
             continue
     return found
+
+
+@contextlib.contextmanager
+def held_ports(count=1):
+    """Give the first of some adjacent ports, held so that only a program that names one of them can listen there."""
+    while True:
+        with contextlib.ExitStack() as held:
+            first = 0
+            try:
+                for number in range(count):
+                    holder = held.enter_context(socket.socket())
+                    holder.bind(("127.0.0.1", first + number))
+                    # Set after the bind, so that the bind fails at a held port; a listener with the option succeeds.
+                    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    first = first or holder.getsockname()[1]
+            except OSError:
+                continue  # the next port is taken
+            yield first
+            return
 
 
 class RankProcesses:

@@ -4,15 +4,15 @@ import socket
 import subprocess
 
 import pytest
-from collective_groups import CORES, LIMIT_S, ROOT, TRAIN_PYTHON, RankProcesses
+from collective_groups import CORES, LIMIT_S, ROOT, TRAIN_PYTHON, RankProcesses, held_ports
 
 PROGRAM = "numpy_programs.py"
 
 
 @pytest.fixture
 def port():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
+    with held_ports() as first:
+        yield first
 
 
 def run(scenario, size, *, port, core="reference", hosts=(), **variables):
@@ -80,8 +80,9 @@ def test_a_missing_or_wrong_variable_is_named(variables, words):
     assert words in last_line
 
 
-def test_a_port_taken_by_torchruns_store_is_avoided(port):
-    with socket.create_server(("127.0.0.1", port)):  # like torchrun's agent, which listens on MASTER_PORT
+def test_a_port_taken_by_torchruns_store_is_avoided():
+    # torchrun's agent listens on MASTER_PORT, and the ranks use the next port
+    with held_ports(2) as port, socket.create_server(("127.0.0.1", port)):
         found = run("collectives", 2, port=port, TORCHELASTIC_USE_AGENT_STORE="True")
     assert [result["size"] for result in found] == [2, 2]
 

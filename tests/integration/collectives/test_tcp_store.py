@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from collective_groups import open_descriptors, run_ranks
+from collective_groups import held_ports, open_descriptors, run_ranks
 
 from clary.train._native.errors import BootstrapError
 from clary.train.collective.bootstrap import store_server
@@ -17,8 +17,8 @@ from clary.train.collective.bootstrap.tcp_store import TcpStore
 
 @pytest.fixture
 def port():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
+    with held_ports() as first:
+        yield first
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import copy
 import importlib
 import sys
-import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from clary.train.collective.adapters.torch.prefetch import gather_ahead
 
 COMPAT = Path(__file__).resolve().parents[3] / "src/clary/compat"
 _WIDTH, _BATCH = 48, 4
+_PEER_LIMIT_S = 10
 _STEPS = SETTLING_STEPS + MEASURED_STEPS + 4
 
 
@@ -178,16 +179,31 @@ def test_sharded_layers_are_prefetched(rank, size):
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
-    computing, gathers = [], []
+    num_layers = 6
+    asked, seen = [], []
+    store = dist.distributed_c10d._get_default_store()
 
     class Sleep(nn.Module):
+        """Computes on rank 0, while the gather of the next layer waits for the other ranks.
+
+        They stay in the layer before until rank 0 has looked at the gather, so that it cannot end too early. The first
+        layer has none before it, and the last has no gather after it.
+        """
+
+        def __init__(self, number):
+            super().__init__()
+            self.number = number
+
         def forward(self, features):
-            began_s = time.perf_counter()
-            time.sleep(0.1 if rank == 0 else 0.15)
-            computing.append((began_s, time.perf_counter()))
+            if rank == 0 and 0 < self.number < num_layers - 1:
+                time.sleep(0.05)  # traces show this time in both lanes
+                seen.append((self.number, len(asked), asked[-1].is_completed()))
+                store.set(f"seen in {self.number}", "")
+            elif rank != 0 and self.number + 1 < num_layers - 1:
+                store.wait([f"seen in {self.number + 1}"], timedelta(seconds=_PEER_LIMIT_S))
             return features
 
-    sharded = nn.Sequential(*(nn.Sequential(Sleep(), nn.Linear(256, 256)) for _ in range(6)))
+    sharded = nn.Sequential(*(nn.Sequential(Sleep(number), nn.Linear(256, 256)) for number in range(num_layers)))
     mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")
     for layer in sharded:
         fully_shard(layer, mesh=mesh)
@@ -197,34 +213,14 @@ def test_sharded_layers_are_prefetched(rank, size):
     plain = group.all_gather_single
 
     def noting(output, source, opts=None):
-        asked_s = time.perf_counter()
-        work = plain(output, source, opts)
+        asked.append(plain(output, source, opts))
+        return asked[-1]
 
-        def look():
-            while not work.is_completed():
-                time.sleep(0.001)
-            gathers.append((asked_s, time.perf_counter()))
-
-        looking.append(threading.Thread(target=look))
-        looking[-1].start()
-        return work
-
-    looking = []
     group.all_gather_single = group._allgather_base = noting
-    features = torch.ones(2, 256)
     with torch.no_grad():
-        sharded(features)
-        computing.clear()
-        gathers.clear()
-        sharded(features)
-    for thread in looking:
-        thread.join(10)
-    assert len(gathers) >= 6, gathers
-    # Rank 0 is ahead of the other ranks: its gathers wait for them while it computes.
-    hidden_s = sum(
-        max(0.0, min(gather[1], layer[1]) - max(gather[0], layer[0])) for gather in gathers for layer in computing
-    )
-    assert rank != 0 or hidden_s > 0.1, (hidden_s, gathers, computing)
+        sharded(torch.ones(2, 256))
+    assert len(asked) == num_layers
+    assert rank != 0 or seen == [(number, number + 2, False) for number in range(1, num_layers - 1)], seen
 
 
 def test_prefetched_layers_train_the_same(rank, size):

@@ -10,6 +10,11 @@
 [Note: whole or not] A step is whole if every part of one save exists with its index, no matter on which hosts. Every
 folder named `step-...` belongs to a whole step. A save that was interrupted between two hosts' renames is whole, too,
 and `complete` makes the missing rename; this does not depend on hosts' clocks.
+
+[Note: order] Each save has an order number, one higher than the highest that any rank finds in a folder or remembers.
+So a program that numbers its steps anew restores its own last step, not a higher one of an earlier run. The number is
+the end of the save's name, in 12 digits or more. Saves of releases that counted from 1 in every run have fewer digits:
+they have order 0, come before all others, and rank by their steps.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ from clary.train.checkpoint.parts import PartIndex, data_name, sync_folder, writ
 MARKER, METADATA = "checkpoint.json", "metadata"
 _STEP = re.compile(r"(?:step-\d{12,}|\.step-\d{12,}\.[0-9a-f-]+)")
 _WRITING = re.compile(r"\.step-\d{12,}\.([0-9a-f]+)-([0-9a-f]+)")
+_ORDER = re.compile(r"[0-9a-f]+-([0-9a-f]{12,})")
 _INDEX = re.compile(r"part-\d{5,}\.json")
 _GONE = ".gone-"
 
@@ -49,9 +55,15 @@ class StoredStep:
         return next(iter(self.parts.values())).save
 
 
-def save_name(run: str, number: int) -> str:
-    """Return the name of a save: the run's unique name, and the number of saves that the run has begun."""
-    return f"{run}-{number:x}"
+def save_name(run: str, order: int) -> str:
+    """Return the name of a save: the run's unique name, and the save's order number. See [Note: order]."""
+    return f"{run}-{order:012x}"
+
+
+def order_of(save: str) -> int:
+    """Return the order number in a save's name; 0 in a name by an earlier release, whose numbers are no order."""
+    match = _ORDER.fullmatch(save)
+    return int(match[1], 16) if match is not None else 0
 
 
 def writing_folder(root: Path, step: int, save: str) -> Path:
@@ -94,7 +106,7 @@ def complete(root: Path, written: Path, *, index: PartIndex, saved_at: float) ->
 
     Args:
         index: index of any part of the save.
-        saved_at: seconds since 1970; `prune` orders steps by it.
+        saved_at: seconds since 1970; `prune` orders steps without order numbers by it.
 
     State after failure: unchanged, or an earlier save of this step is no longer visible; the new save stays whole.
     Raises: OSError.
@@ -120,7 +132,7 @@ def prune(root: Path, *, keep: int, newest: Path, save: str) -> None:
         newest: the step that has just become visible; it stays.
         save: name of the save of `newest`. Other ranks of this host may have begun to write the next save.
     """
-    steps = sorted((path for path in _steps(root) if path != newest), key=_saved_at, reverse=True)
+    steps = sorted((path for path in _steps(root) if path != newest), key=_age_key, reverse=True)
     going = steps[keep - 1 :] + [path for path in root.iterdir() if _is_broken_off(path.name, save)]
     for path in going:
         with contextlib.suppress(FileNotFoundError):
@@ -139,11 +151,11 @@ def _is_broken_off(name: str, save: str) -> bool:
     return match is not None and (match[1] != run or int(match[2], 16) <= int(number, 16))
 
 
-def _saved_at(path: Path) -> tuple[float, str]:
+def _age_key(path: Path) -> tuple[int, float, str]:
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         marker: dict[str, Any] = json.loads((path / MARKER).read_bytes())
-        return float(marker["saved_at"]), path.name
-    return 0.0, path.name
+        return order_of(marker["save"]), float(marker["saved_at"]), path.name
+    return 0, 0.0, path.name
 
 
 def _put_aside(path: Path) -> Path:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from clary.train.checkpoint.folders import order_of, scan
 from clary.train.checkpoint.places import Place, partners
 from clary.train.checkpoint.ranks import Ranks
 
@@ -29,6 +30,7 @@ class Company:
     writers: Ranks  # for calls from the thread that writes
     copiers: Ranks | None  # for calls from the thread that sends copies; None without copies
     run: str  # unique name of this run, equal on all ranks
+    last_order: int  # highest order number of a save that any rank knew when the ranks joined
     places: Sequence[Place]
     partners: Sequence[int | None]  # by rank: the rank that holds its copy, or None
 
@@ -40,13 +42,14 @@ class Company:
                     dist.destroy_process_group(ranks.group)
 
 
-def join(folder: Path, *, wants_peers: bool, limit_s: float) -> Company:
+def join(folder: Path, *, wants_peers: bool, limit_s: float, last_order: int) -> Company:
     """Create the groups with all other ranks, and the folder if it is missing. Every rank calls it.
 
     Args:
         folder: folder of this rank's checkpoints; ranks that see the same folder share a leader.
         wants_peers: keep copies in other hosts' memory; on one host a warning says that there are no copies.
         limit_s: timeout of every exchange between ranks, in seconds.
+        last_order: order number of the last save that this rank began, which copies in memory may hold; 0 without one.
     Raises: CheckpointError on all ranks if one rank cannot use its folder.
     """
     calls, writers = _ranks(limit_s), _ranks(limit_s)
@@ -72,6 +75,11 @@ def join(folder: Path, *, wants_peers: bool, limit_s: float) -> Company:
         leader = calls.together(what, look)
     finally:
         probe.unlink(missing_ok=True)
+
+    def stored_order() -> int:
+        return max((order_of(one.save) for one in scan(folder)), default=0) if leader == calls.rank else 0
+
+    last_order = calls.highest(max(last_order, calls.together(what, stored_order)))[0]
     host = next((os.environ[name] for name in _HOST_VARIABLES if os.environ.get(name)), socket.gethostname())
     places = calls.all(Place(host=host, leader=leader))
     by_rank = partners(places)
@@ -79,7 +87,15 @@ def join(folder: Path, *, wants_peers: bool, limit_s: float) -> Company:
     if wants_peers and not has_peers:
         _log.warning("%s: peers=True holds no copies: all ranks are on one host", folder)
     copiers = _ranks(limit_s) if has_peers else None
-    return Company(calls=calls, writers=writers, copiers=copiers, run=run, places=places, partners=by_rank)
+    return Company(
+        calls=calls,
+        writers=writers,
+        copiers=copiers,
+        run=run,
+        last_order=last_order,
+        places=places,
+        partners=by_rank,
+    )
 
 
 def _ranks(limit_s: float) -> Ranks:

@@ -79,6 +79,7 @@ class Keeper:
         self._tidying: Background | None = None  # a save that was waited for, but may still be removing older steps
         self._is_open = True
         self._plan: Plan | None = None
+        self._last_order = 0  # order number of the last save
         self._company: Company = self._join()
 
     def __enter__(self) -> Self:
@@ -219,9 +220,10 @@ class Keeper:
 
     def _join(self) -> Company:
         self._plan = None
-        self._num_saves = 0
         self._copies_trouble: str | None = None
-        return join(self.folder, wants_peers=self._wants_peers, limit_s=self._limit_s)
+        company = join(self.folder, wants_peers=self._wants_peers, limit_s=self._limit_s, last_order=self._last_order)
+        self._last_order = company.last_order
+        return company
 
     def _agree(self, step: int, kind: int, failure: BaseException | None) -> int:
         """Agree with all ranks on the kind of this save and return it, or raise on all of them."""
@@ -248,8 +250,8 @@ class Keeper:
 
     def _take(self, plan: Plan, flat: dict[str, Any], state: Mapping[str, Any], step: int) -> None:
         calls = self._company.calls
-        self._num_saves += 1
-        save = save_name(self._company.run, self._num_saves)
+        self._last_order += 1
+        save = save_name(self._company.run, self._last_order)
         trouble: Exception | None = None
         late = LateTensors()
         try:

@@ -1,8 +1,9 @@
 """Finds the newest step of which the hosts together have all parts, and reads it.
 
 Every rank offers the parts that it can read: parts in its memory and, if it leads its folder, parts in the folder. A
-save is whole if every part and the metadata are offered; the whole save with the highest step is restored. A part in
-memory is preferred to the same part on a disk, and another rank sends the pieces that a rank cannot read itself.
+save is whole if every part and the metadata are offered; the whole save with the highest order number (see `folders`)
+is restored. A part in memory is preferred to the same part on a disk, and another rank sends the pieces that a rank
+cannot read itself.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 from clary.train.checkpoint.errors import CheckpointError
 from clary.train.checkpoint.filling import Filling
-from clary.train.checkpoint.folders import METADATA, scan
+from clary.train.checkpoint.folders import METADATA, order_of, scan
 from clary.train.checkpoint.parts import Key, Part, PartIndex, StoredPart
 from clary.train.checkpoint.places import Place
 from clary.train.checkpoint.ranks import Ranks
@@ -61,14 +62,14 @@ def choose(offers: Sequence[Sequence[Offer]], places: Sequence[Place]) -> Choice
         for offer in own:
             saves.setdefault(offer.save, []).append((rank, offer))
     whole = [
-        (found[0][1].step, save)
+        (order_of(save), found[0][1].step, save)
         for save, found in saves.items()
         if {offer.part for _, offer in found} >= set(range(found[0][1].num_parts))
         and any(offer.has_metadata for _, offer in found)
     ]
     if not whole:
         return None
-    step, save = max(whole)
+    _, step, save = max(whole)
     found = saves[save]
     teller: dict[int, int] = {}
     holders: dict[int, list[int]] = {}

@@ -89,6 +89,30 @@ def test_wrappers_leave_no_trace_in_names(at):
 
 
 @in_folder
+def test_a_program_that_numbers_its_steps_anew_restores_its_own_last_step(at):
+    def run(*steps):
+        with checkpoint.Keeper(at, keep=3) as keeper:
+            for step in steps:
+                keeper.save(step, {"value": step})
+
+    def restored():
+        with checkpoint.Keeper(at) as keeper:
+            state = {"value": None}
+            step = keeper.restore(state)
+            assert state["value"] == step
+            return step
+
+    run(200, 300)
+    assert restored() == 300
+    run(0)
+    assert restored() == 0
+    run(10, 5)
+    assert restored() == 5
+    run(400)
+    assert restored() == 400
+
+
+@in_folder
 def test_an_optimizer_with_other_groups_is_refused(at):
     model = torch.nn.Linear(2, 2)
     with checkpoint.Keeper(at) as keeper:

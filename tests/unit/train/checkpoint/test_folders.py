@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 
 from clary.train.checkpoint.errors import CheckpointError
-from clary.train.checkpoint.folders import MARKER, METADATA, complete, prune, scan, step_folder, writing_folder
+from clary.train.checkpoint.folders import (
+    MARKER,
+    METADATA,
+    complete,
+    order_of,
+    prune,
+    save_name,
+    scan,
+    step_folder,
+    writing_folder,
+)
 from clary.train.checkpoint.parts import PartIndex, StoredPart, data_name, index_name, write_part, write_whole
 from clary.train.checkpoint.places import Place, partners
 from clary.train.checkpoint.stop_notice import is_stop_ordered
@@ -109,6 +119,26 @@ def test_the_last_written_step_is_kept_whatever_its_number(tmp_path: Path) -> No
     assert sorted(os.listdir(tmp_path)) == [begun, "notes.txt", "step-000000000001", "step-000000000002"]
     prune(tmp_path, keep=1, newest=newest, save="a1-11")
     assert sorted(os.listdir(tmp_path)) == ["notes.txt", "step-000000000001"]
+
+
+def test_a_clock_that_was_set_back_does_not_matter_to_saves_with_order_numbers(tmp_path: Path) -> None:
+    show(tmp_path, 7, 9.0)  # of a release without order numbers
+    show(tmp_path, 1, 8.0, save=save_name("b2", 1))
+    show(tmp_path, 2, 3.0, save=save_name("a1", 2))
+    save = save_name("a1", 3)
+    newest = show(tmp_path, 3, 2.0, save=save)
+    begun = write(tmp_path, step=4, save=save_name("a1", 4)).name
+    write(tmp_path, step=5, save=save_name("a1", 2))
+    prune(tmp_path, keep=2, newest=newest, save=save)
+    assert sorted(os.listdir(tmp_path)) == [begun, "step-000000000002", "step-000000000003"]
+
+
+@pytest.mark.parametrize(
+    ("save", "order"),
+    [(save_name("0a1b", 1), 1), (save_name("0a1b", 1 << 50), 1 << 50), ("0a1b-1f", 0), ("0a1b", 0), ("", 0)],
+)
+def test_a_save_of_a_release_without_order_numbers_has_order_0(save: str, order: int) -> None:
+    assert order_of(save) == order
 
 
 def test_copies_are_held_by_another_host() -> None:

@@ -149,6 +149,17 @@ def test_inputs_and_outputs_of_modules_are_saved_by_expression_and_by_class(at):
 
 
 @in_folder
+def test_an_output_of_a_module_is_saved_by_its_full_name(at):
+    model = Net()
+    hook = make(at)
+    hook.get_collection("mine").add_tensor_name("relu_output_0")
+    hook.register_module(model)
+    train(model, 1)
+    hook.close()
+    assert debugger.create_trial(at).tensor_names(collection="mine") == ["relu_output_0"]
+
+
+@in_folder
 def test_reductions_equal_those_of_numpy_and_need_no_saved_values(at):
     model = Net()
     names = ["min", "max", "mean", "std", "variance", "sum", "prod"]

@@ -208,8 +208,17 @@ def test_a_tensor_of_two_collections_is_saved_as_both_request() -> None:
     assert chosen.wants(now, "x_loss_output_0") == Wanted(True, ())
 
 
+@pytest.mark.parametrize("save_shape", [True, False])
+def test_save_shape_saves_neither_values_nor_reductions(save_shape: bool) -> None:
+    chosen = chooser("weights", weights={"reduction_config": ReductionConfig(save_shape=save_shape)})
+    assert chosen.wants(chosen.at(ModeKeys.TRAIN, 0), "fc.weight") == Wanted(False, ())
+
+
 def test_modules_are_hooked_only_if_their_tensors_may_be_saved() -> None:
     assert not needs_modules(chooser("weights", "gradients", "optimizer_variables").at(ModeKeys.TRAIN, 0))
     assert needs_modules(chooser("mine", mine={"include_regex": ["relu"]}).at(ModeKeys.TRAIN, 0))
     assert needs_modules(chooser("weights", weights={"include_regex": ["weight", "relu"]}).at(ModeKeys.TRAIN, 0))
     assert needs_modules(chooser(save_all=True).at(ModeKeys.TRAIN, 0))
+    assert needs_modules(chooser("mine", mine={"tensor_names": {"1_output_0"}}).at(ModeKeys.TRAIN, 0))
+    assert needs_modules(chooser("losses", losses={"tensor_names": {"fc_input_12"}}).at(ModeKeys.TRAIN, 0))
+    assert not needs_modules(chooser("mine", mine={"tensor_names": {"scalar/lr", "my_output"}}).at(ModeKeys.TRAIN, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ _WITHOUT_MODULES = {
     CollectionKeys.SM_METRICS,
     CollectionKeys.OPTIMIZER_VARIABLES,
 }
+_OF_MODULE = re.compile(r"_(?:in|out)put_\d+$")  # the end of the names that `StepCapture.see_module` gives
 _ONLY_IN_TRAINING = {CollectionKeys.GRADIENTS, CollectionKeys.OPTIMIZER_VARIABLES}
 
 
@@ -89,7 +91,8 @@ class Chooser:
 def needs_modules(collections: Iterable[Collection]) -> bool:
     """Whether inputs or outputs of modules may be among the saved tensors."""
     return any(
-        (one.name not in _WITHOUT_MODULES and one.include_regex) or (one.name in _WITHOUT_MODULES and _is_changed(one))
+        (_is_changed(one) if one.name in _WITHOUT_MODULES else one.include_regex)
+        or any(_OF_MODULE.search(name) for name in one.tensor_names)
         for one in collections
     )
 

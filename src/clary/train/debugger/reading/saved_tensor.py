@@ -180,8 +180,15 @@ class Tensor:
         return entry.shape
 
     def shapes(self, mode: ModeKeys = ModeKeys.GLOBAL, worker: str | None = None) -> dict[int, tuple[int, ...]]:
-        """Return the tensor's shapes at all steps that have it, by step."""
-        return {step: self.shape(step, mode, worker) for step in self.steps(mode)}
+        """Return the tensor's shapes at all steps that have it, by step.
+
+        Args:
+            worker: leaves out steps at which this worker has not saved the tensor; None for the first worker of each.
+        """
+        steps = self.steps(mode)
+        return {
+            step: self.shape(step, mode, worker) for step in steps if worker is None or worker in self._at(step, mode)
+        }
 
     def prev_steps(self, step: int, n: int, mode: ModeKeys = ModeKeys.GLOBAL) -> list[int]:
         """Return the last `n` steps up to and including `step` that have the tensor, newest first.

@@ -248,7 +248,7 @@ class StagedGroup:
             done.wait()
             for tensor, host, _ in written:
                 self._streams.to_device(host, tensor)
-            return int(done.source_rank())
+            return int(done.source_rank()) if is_alone else -1  # torch raises if a work is no single message
 
         if is_alone:
             threading.Thread(target=self._finish, args=(work, run), daemon=True).start()

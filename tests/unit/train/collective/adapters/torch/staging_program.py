@@ -9,7 +9,7 @@ from torch.distributed import AllreduceOptions, ReduceOp
 from clary.train._native.errors import PeerLost
 from clary.train.collective.adapters.torch.devices import Path, Placement, choose_path, decode, encode
 from clary.train.collective.adapters.torch.staging import StagedGroup
-from clary.train.collective.adapters.torch.work import EndedWork
+from clary.train.collective.adapters.torch.work import EndedWork, JointWork
 
 _SOON_S = 5.0
 
@@ -62,6 +62,9 @@ class FakeHost:
     def _reduce_scatter_base(self, output, source, opts):
         output.copy_(source[: output.numel()] * 2)
         return EndedWork([output])
+
+    def allreduce_coalesced(self, tensors, opts):
+        return JointWork([self.allreduce([tensor], opts) for tensor in tensors], tensors)
 
     def allgather(self, outputs, sources, opts):
         for output in outputs[0]:
@@ -151,6 +154,15 @@ def test_lists_of_lists_are_staged_too():
     outputs = [torch.empty(2), torch.empty(2)]
     staged.allgather([outputs], [torch.ones(2)], None).wait()
     assert all(output.tolist() == [1.0, 1.0] for output in outputs)
+
+
+def test_an_operation_of_several_works_is_staged():
+    staged, _, _ = group()
+    tensors = [torch.ones(2), torch.ones(3, dtype=torch.int64)]
+    work = staged.allreduce_coalesced(tensors, None)
+    work.wait()
+    assert [tensor.tolist() for tensor in tensors] == [[2.0, 2.0], [2, 2, 2]]
+    assert work.source_rank() == -1
 
 
 def test_futures_hold_the_tensors_and_errors_are_raised():
