@@ -1,4 +1,4 @@
-"""Reclaims over HTTP: which bodies are refused, and what happens to a job whose attempt is already ending."""
+"""Reclaims over HTTP: bodies that are refused, and jobs whose attempt is already ending."""
 
 import pytest
 
