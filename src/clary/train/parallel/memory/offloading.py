@@ -61,9 +61,8 @@ class Offloader:
         self._lock = threading.Lock()  # guards the next two; a GPU's backward runs on an autograd thread
         self._lanes: dict[int, list[_Region]] = {}  # by microbatch, regions in the order of forward
         self._expected: list[int] = []  # microbatches in the order of backward
-        self._keeping = (
-            threading.RLock()
-        )  # guards the next two and the counts in forward, where threads may run at once
+        # Guards the next two and the counts in forward, where threads may run at once.
+        self._keeping = threading.RLock()
         self._by_place: weakref.WeakValueDictionary[Any, Kept] = weakref.WeakValueDictionary()
         self._streams: dict[torch.device, Any] = {}
         self._own = threading.local()
