@@ -2,10 +2,9 @@
 
 import os
 import signal
-import socket
 
 import pytest
-from collective_groups import CORES, RankProcesses
+from collective_groups import CORES, RankProcesses, held_ports
 
 pytestmark = pytest.mark.parametrize("core", CORES)
 PROGRAM = "collective_programs.py"
@@ -14,8 +13,8 @@ TIMEOUT_S = 2.0
 
 @pytest.fixture
 def port():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
+    with held_ports() as first:
+        yield first
 
 
 def start(scenario, size, *, core, port, hosts=(), **variables):
