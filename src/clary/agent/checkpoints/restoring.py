@@ -2,7 +2,7 @@
 
 Where: an agent does this while it fetches channels. Size and SHA-256 of all files of a set are checked before any file
 is put in place, so that the folder gets a whole set or the job fails. Instead of a set that is not whole, the next
-older set of its host is used, with a warning.
+older set of its host is used, with a warning; or a newer one, if a job that still runs has added it meanwhile.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ from clary.contract.step_counts import RestoredCounts
 
 _NUM_PARALLEL = 8  # parallel downloads, as for channels
 _READ_BYTES = 1 << 20
+MOST_LISTINGS = 8  # of a prefix in which another job replaces sets while they are read
 _MAX_NS = 1 << 62
 
 
@@ -138,13 +139,24 @@ class _Restore:
         self._read: dict[tuple[str, int], CheckpointSet] = {}
         self._left_out: set[str] = set()  # hosts outside the job without a whole set
         self._staged: dict[tuple[str, str], Path] = {}  # key and SHA-256 -> checked file
+        self._num_listings = 0
 
     def run(self, started_s: float) -> Restored:
         """Restore the checkpoints."""
-        listing = list_prefix(self._prefix, self._store)
-        announcements = self._announcements(listing)
+        listing = self._list()
         while True:
-            sets = self._newest_whole_sets(listing)
+            num_wrong = self._num_wrong()
+            try:
+                sets = self._newest_whole_sets(listing)
+            except AgentError:
+                if (newer := self._newer_than(listing)) is None:
+                    raise
+                listing = newer
+                continue
+            if self._num_wrong() > num_wrong and (newer := self._newer_than(listing)) is not None:
+                listing = newer
+                continue
+            announcements = self._announcements(listing)
             plan = plan_restore(
                 listing,
                 prefix=self._prefix,
@@ -160,6 +172,7 @@ class _Restore:
                 break
             except _NotWholeError as error:
                 self._wrong.setdefault(error.item.host, {})[sets[error.item.host].number] = error.reason
+                listing = self._newer_than(listing) or listing
         self._put_in_place(plan)
         _remove_staging(self._folder, self._staging)
         used = {item.host for item in plan.items if item.host}
@@ -171,9 +184,28 @@ class _Restore:
             sets=tuple(
                 (name, sets[name].number) for name in sorted(used, key=lambda n: (n != self._host, host_order(n)))
             ),
-            warnings=(*self._fallback_warnings(), *plan.warnings, *_doubts(plan, sets)),
+            warnings=(*self._fallback_warnings(sets), *plan.warnings, *_doubts(plan, sets)),
             step_counts=restored_counts(sets.values(), own_host=self._host, order=host_order),
         )
+
+    def _num_wrong(self) -> int:
+        return sum(map(len, self._wrong.values()))
+
+    def _list(self) -> Listing:
+        self._num_listings += 1
+        return list_prefix(self._prefix, self._store)
+
+    def _newer_than(self, listing: Listing) -> Listing | None:
+        """Return a new listing if it has a newer set of any host; else None, also after MOST_LISTINGS.
+
+        A job that still runs adds sets, and the objects of its older sets are replaced or removed meanwhile.
+        """
+        if self._num_listings == MOST_LISTINGS:
+            return None
+        fresh = self._list()
+        newest = {host: max(numbers, default=0) for host, numbers in listing.manifests.items()}
+        is_newer = any(max(numbers, default=0) > newest.get(host, 0) for host, numbers in fresh.manifests.items())
+        return fresh if is_newer else None
 
     def _newest_whole_sets(self, listing: Listing) -> dict[str, CheckpointSet]:
         """Return for each host its newest set without a known defect.
@@ -182,6 +214,7 @@ class _Restore:
         set.
         """
         sets = {}
+        self._left_out.clear()
         sizes = listing.standing | {key: info.size_bytes for key, info in listing.own.items()}
 
         def size_of(key: str) -> int | None:
@@ -335,7 +368,7 @@ class _Restore:
             baseline=baseline,
         )
 
-    def _fallback_warnings(self) -> list[str]:
+    def _fallback_warnings(self, sets: Mapping[str, CheckpointSet]) -> list[str]:
         return [
             f"checkpoints: no set of {host} is whole; {host} is no host of this job, so the restore continues without "
             f"it: {self._reasons(host)}. Remove {self._prefix.key(OWN_FOLDER)}/{host}/ to be rid of this warning"
@@ -345,6 +378,7 @@ class _Restore:
             for host, wrong in sorted(self._wrong.items())
             if host not in self._left_out
             for number, reason in sorted(wrong.items())
+            if number > sets[host].number  # not a set that was replaced while it was read
         ]
 
     def _reasons(self, host: str) -> str:
@@ -353,11 +387,15 @@ class _Restore:
     def _no_whole_set(self, host: str) -> AgentError:
         return AgentError(
             f"No set of checkpoints of {host} below {self._prefix.uri} is whole, and half of one is not restored: "
-            f"{self._reasons(host)}. Bring the objects back, or remove {self._prefix.key(OWN_FOLDER)}/{host}/ to begin "
-            "without.",
+            f"{self._reasons(host)}. {self._advice(host)}",
             fault=Fault.USER,
             details={"host": host, "uri": str(self._prefix.uri)},
         )
+
+    def _advice(self, host: str) -> str:
+        if self._num_listings == MOST_LISTINGS:
+            return "Another job replaced them faster than they could be read: restore when it does not run."
+        return f"Bring the objects back, or remove {self._prefix.key(OWN_FOLDER)}/{host}/ to begin without."
 
     @staticmethod
     def _key_of(item: RestoreItem) -> tuple[str, str]:

@@ -317,3 +317,52 @@ def test_a_name_that_is_both_a_file_and_a_folder_is_reported(store, tmp_path: Pa
     outcome = restored(store, tmp_path / "in")
     assert content_of(tmp_path / "in") == {"a": "one"}
     assert outcome.warnings == ("checkpoints: not restored, a file stands where it needs a folder: a/b",)
+
+
+class LivePrefix:
+    """A job that stores a new set, and replaces the file of the last one, whenever a restore reads the file."""
+
+    def __init__(self, store: FakeCheckpointStore, *, num_sets: int) -> None:
+        self._store, self._left, self.number = store, num_sets, 0
+        self.store_set()
+        store.on_call = self.on_call
+
+    def on_call(self, operation: str, key: str) -> None:
+        if (operation, key) == ("get", "ckpt/state") and self._left:
+            self._left -= 1
+            self.store_set()
+
+    def store_set(self) -> None:
+        self._store.objects.pop(f"ckpt/{manifest_key('algo-1', self.number - 1)}", None)
+        self.number += 1
+        text = f"state {self.number}"
+        put_set(self._store, file_of("state", text), number=self.number)
+        self._store.objects["ckpt/state"] = text.encode()
+
+
+@pytest.mark.parametrize("num_sets", [1, 3, restoring.MOST_LISTINGS - 1])
+def test_a_set_that_a_running_job_replaces_while_it_is_read_gives_way_to_the_newer_one(
+    store, tmp_path: Path, num_sets: int
+) -> None:
+    LivePrefix(store, num_sets=num_sets)
+    outcome = restored(store, tmp_path / "in")
+    assert content_of(tmp_path / "in") == {"state": f"state {num_sets + 1}"}
+    assert (outcome.sets, outcome.warnings) == ((("algo-1", num_sets + 1),), ())
+
+
+def test_sets_that_are_replaced_faster_than_they_are_read_end_the_restore_with_advice(store, tmp_path: Path) -> None:
+    LivePrefix(store, num_sets=1000)
+    with pytest.raises(AgentError, match="Another job replaced them faster than they could be read") as failed:
+        restored(store, tmp_path / "in")
+    assert failed.value.fault is Fault.USER
+    assert store.calls.count(("list", "ckpt")) == restoring.MOST_LISTINGS
+
+
+def test_a_damaged_set_without_a_newer_one_is_listed_once_more(store, tmp_path: Path) -> None:
+    put_set(store, file_of("state", "old"))
+    put_set(store, file_of("state", "new", key="files/new"), number=2)
+    store.objects |= {"ckpt/state": b"old", "ckpt/files/new": b"bad"}
+    outcome = restored(store, tmp_path / "in")
+    assert content_of(tmp_path / "in")["state"] == "old"
+    assert any("set 2 of algo-1 is not whole and was passed over" in warning for warning in outcome.warnings)
+    assert store.calls.count(("list", "ckpt")) == 2
