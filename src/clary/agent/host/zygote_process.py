@@ -7,10 +7,10 @@ Where: `standing_by` starts it in the first process of the host, `keeper` lets i
     to the zygote: fork, with descriptors: the order as a file in memory, the gate, the agent's socket, outputs
 
 Forked ranks wait at the gate, a pipe, until the process that forked them has ended, which makes this process their
-parent, until their pids are known here, and until the program may begin (`keeper`). Ranks forked ahead have this process as their parent already. Otherwise the
-forking process is the zygote (`is_parent`), or, if the zygote lasts for several programs, a child of the zygote, whose
-end the zygote reports (`over`). If an error occurs before the ranks may continue, the gate closes and they exit without
-effect, so the caller can execute all processes instead.
+parent, until their pids are known here, and until the program may begin (`keeper`). Ranks forked ahead have this
+process as their parent already. Otherwise the forking process is the zygote (`is_parent`), or, if the zygote lasts for
+several programs, a child of the zygote, whose end the zygote reports (`over`). If an error occurs before the ranks may
+continue, the gate closes and they exit without effect, so the caller can execute all processes instead.
 """
 
 from __future__ import annotations

@@ -113,8 +113,8 @@ class StandbyKeeper:
     ) -> None:
         """Let the processes of a program wait in the standby host until `start` is called for the same program.
 
-        They wait at their gate, before the first line of their script. Nothing is done if the program does not fit the host, or if the host lasts: an
-        unused program would count as one that leaves traces.
+        They wait at their gate, before the first line of their script. Nothing is done if the program does not fit the
+        host, or if the host lasts: an unused program would count as one that leaves traces.
 
         Args: as `start`.
         """

@@ -228,8 +228,8 @@ class HostSteps:
         """Plan the program while the host waits for its order to run; the plan runs no file of the job.
 
         In a standby host that the program fits, its processes wait from now on for `start_program`; of the job's code
-        they call only entry points of `torch.backends`, if it has any. After any error, and if a file of the job must be
-        asked, `start_program` makes the plan.
+        they call only entry points of `torch.backends`, if it has any. After any error, and if a file of the job must
+        be asked, `start_program` makes the plan.
         """
         with contextlib.suppress(Exception):  # boundary: `start_program` plans again and raises
             self._planned = planned = self._plan_of_program(_ask_later)
