@@ -161,7 +161,7 @@ def test_requirements_are_installed_once_without_changing_the_environment(aws):
         assert any(line.startswith("from ") for line in logs[-1])
     assert any("installed iniconfig==2.0.0" in line for line in logs[0]), logs[0]
     assert not any("installed iniconfig" in line for line in logs[1]), logs[1]
-    assert any("requirements.txt" in line and "cached" in line for line in logs[1]), logs[1]
+    assert any("requirements.txt" in line and "environment is reused" in line for line in logs[1]), logs[1]
     original = subprocess.run([str(TRAIN_PYTHON), "-c", "import iniconfig"], capture_output=True, text=True)
     assert "ModuleNotFoundError" in original.stderr
 
