@@ -20,7 +20,7 @@ from clary.control.permissions import api_rules
 from clary.control.permissions.grants import Grants
 from clary.control.permissions.tracking_rules import MADE_BY
 from clary.control.server.edge.gates import Admission, Refusal
-from clary.control.server.edge.large_bodies import LargeBodies, Run
+from clary.control.server.edge.large_bodies import LargeBodies
 from clary.control.services.call import Call, Services
 from clary.control.services.dispatch import dispatch
 from clary.control.store.tracking.experiment_rows import Kind
@@ -86,17 +86,15 @@ class AwsHandler:
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         """Return the answer to one request."""
-        async with self._large.runner(request) as run:
-            return await self._answer(request, run)
-
-    async def _answer(self, request: HttpRequest, run: Run) -> HttpResponse:
         request_id = str(uuid4())
         operation: Operation | None = None
         try:
-            operation = await run(route, request)
-            body_hash = await run(sigv4.payload_hash, request.body)
-            authorization = self._verifier.verify(request, body_hash, operation=operation)
-            params, unknown = await run(_params, request, operation)
+            # The turn of a large body ends before the call, which may wait for others of the same job.
+            async with self._large.runner(request) as run:
+                operation = await run(route, request)
+                body_hash = await run(sigv4.payload_hash, request.body)
+                authorization = self._verifier.verify(request, body_hash, operation=operation)
+                params, unknown = await run(_params, request, operation)
             grants = self._find_grants(authorization.access_key_id)
             if grants is not None:
                 await self._permit(grants, operation, params)

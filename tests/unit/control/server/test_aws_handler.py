@@ -13,6 +13,7 @@ from clary.contract.sigv4 import payload_hash, sign
 from clary.control.permissions.grants import Grants
 from clary.control.server import aws_handler
 from clary.control.server.aws_handler import CALLS_OF_A_JOB, AwsHandler
+from clary.control.server.edge.large_bodies import LARGE_BODY_BYTES
 from clary.control.settings import Settings
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.signatures import SignatureVerifier
@@ -169,3 +170,33 @@ async def test_calls_with_one_job_s_key_do_not_block_other_callers(monkeypatch):
     assert sorted(under_way) == ["one"] * CALLS_OF_A_JOB + ["owner", "two"]
     goes_on.set()
     assert [answer.status for answer in await asyncio.gather(*calls)] == [200] * 7
+
+
+async def test_large_bodies_of_a_job_s_calls_do_not_block_other_callers(monkeypatch):
+    """Large bodies are parsed one at a time; the call behind a body waits for its job's turn, and nobody for the call."""
+    goes_on, under_way = asyncio.Event(), []
+
+    async def slow_dispatch(service, operation, call):
+        under_way.append(call.access_key_id)
+        await goes_on.wait()
+        return {}
+
+    monkeypatch.setattr(aws_handler, "dispatch", slow_dispatch)
+    grants = {"one": Grants(job_name="one", job_arn="arn:one", job_id="one", reads=(), writes=())}
+    verifier = SignatureVerifier(lambda key: "secret", SystemClock(), skew_s=300)
+    services = SimpleNamespace(settings=Settings(), store=None)
+    handler = AwsHandler(services, verifier, find_grants=grants.get)
+    calls = []
+    for number, key in enumerate(["one"] * 5 + ["owner"]):
+        headers = {"content-type": "application/x-www-form-urlencoded", "x-number": str(number)}
+        body = b"Action=GetCallerIdentity&Version=2011-06-15&Pad=" + b"x" * LARGE_BODY_BYTES
+        keys = Credentials(access_key_id=key, secret_access_key="secret")
+        calls.append(
+            asyncio.create_task(handler.handle(signed(body, service="sts", headers=headers, credentials=keys)))
+        )
+    async with asyncio.timeout(20):
+        while "owner" not in under_way:
+            await asyncio.sleep(0.01)
+    assert sorted(under_way) == ["one"] * CALLS_OF_A_JOB + ["owner"]
+    goes_on.set()
+    assert [answer.status for answer in await asyncio.gather(*calls)] == [200] * 6

@@ -46,9 +46,10 @@ def make_bundle(package: Path | None = None) -> Bundle:
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for path in paths:
-            if any(word in str(path) for word in _LEFT_OUT):
+            within = path.relative_to(folder)
+            if any(word in str(within) for word in _LEFT_OUT):
                 continue
-            place, source = Path("clary") / path.relative_to(folder), path.read_bytes()
+            place, source = Path("clary") / within, path.read_bytes()
             _add(archive, place, source)
             compiled = Path(importlib.util.cache_from_source(str(path)))
             if path.suffix == ".py" and (code := _bytecode(path, source, compiled)):

@@ -176,6 +176,16 @@ def test_current_bytecode_is_bundled_and_used_without_a_check_of_its_source(tmp_
     assert told.stdout.split() == ["fresh", "changed", "bare", str(there / "fresh.py")]
 
 
+@pytest.mark.parametrize("above", [".pycharm", "__pycache__"])
+def test_names_of_folders_above_the_package_leave_nothing_out(tmp_path, above):
+    package = tmp_path / above / "clary"
+    (package / "agent").mkdir(parents=True)
+    for path in (package / "__init__.py", package / "agent" / "some.py"):
+        path.touch()
+    names = zipfile.ZipFile(io.BytesIO(make_bundle(package).data)).namelist()
+    assert names == ["clary/__init__.py", "clary/agent/some.py"]
+
+
 def test_the_boot_needs_the_standard_library_alone():
     script = boot_script()
     assert "import clary" not in script
