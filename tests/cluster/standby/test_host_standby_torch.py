@@ -100,7 +100,7 @@ def ranks(code, library, variables):
     ]
 
 
-def run(world, *, is_prepared, script=SCRIPT, variables=None):
+def run(world, *, is_prepared, script=SCRIPT, variables=None, files=None):
     """Run a script on a new host; return the output of each rank and the seconds to each of `MOMENTS`."""
     modules, tree = world.folder(f"modules-{is_prepared}"), MlTree(Path("/opt/ml"))
     environment = (str(TRAIN_PYTHON.parents[1]), str(TRAIN_PYTHON.resolve().parents[1]))
@@ -120,7 +120,10 @@ def run(world, *, is_prepared, script=SCRIPT, variables=None):
     try:
         write_train_library(MlTree(Path(sandbox.ml_folder)))
         make_folders(MlTree(Path(sandbox.ml_folder)))
-        (Path(sandbox.ml_folder) / "train.py").write_text(script)
+        for name, text in {"train.py": script, **(files or {})}.items():
+            path = Path(sandbox.ml_folder) / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
         if standby is not None:
             eventually((modules / "is-ready").exists, within_s=ENOUGH_S)
             time.sleep(3)  # the zygote starts further imports, which an order waits for
@@ -209,3 +212,29 @@ def test_hooks_installed_before_the_fork_record_each_rank_in_its_own_files(world
     for rank in range(NUM_RANKS):
         assert forked[rank].splitlines() == ["True", str([str(rank)] * 2)]
         assert executed[rank].splitlines() == ["False", str([str(rank)] * 2)]
+
+
+LOOKS_FOR_SOCKETS = """
+import os
+
+def names(pid):
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            yield os.readlink(f"/proc/{pid}/fd/{number}")
+        except OSError:
+            pass  # the descriptor with which the folder was read
+
+def look():
+    print("found", sorted(name for name in names("self") if name.startswith("socket:")), flush=True)
+"""
+
+
+@pytest.mark.long(11)
+def test_code_of_the_job_that_torchs_import_calls_finds_no_socket_of_the_host(world):
+    files = {
+        "looks.py": LOOKS_FOR_SOCKETS,
+        "looks-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: looks\nVersion: 1\n",
+        "looks-1.dist-info/entry_points.txt": "[torch.backends]\nlooks = looks:look\n",
+    }
+    output, _ = run(world, is_prepared=True, script="import torch; print('torch', torch.ones(1).sum())", files=files)
+    assert [text.splitlines()[0] for text in output] == ["found []"] * NUM_RANKS, output

@@ -4,7 +4,7 @@ Where: the last step of a host's first process for a program. The loop ends when
 agent or by its death, or when the agent wants the host for another program. No process of the program outlives the
 loop. Messages are JSON objects, one per packet, with a `kind`:
 
-    to the agent: forked, ready, exited, signalled, heard (SIGTERM, from outside of the host), note;
+    to the agent: forked, begun (processes may run the program's code), ready, exited, signalled, heard (SIGTERM, from outside of the host), note;
         from `init`: init (its credentials have the pid), again (why_not), failed (message)
     from the agent: signal (number, id), kill, again; before these: start, if the host stands by (`standing_by`), and
         then begin, if the program waits for it
@@ -84,6 +84,7 @@ class Keeper:
         self._confinement = confinement
         self._zygote = zygote
         self._waits = waits
+        self._has_begun = False
         self._why_not_forked = ""
         self._outside: OutsideSignals | None = None
         self._alive: dict[int, int] = {}  # pid -> index; only processes in `processes`
@@ -185,19 +186,21 @@ class Keeper:
         return pids
 
     def _await_begin(self) -> None:
-        """Wait for the message `begin` of a program that waits; a second call returns at once.
+        """Wait for the message `begin` of a program that waits, and report that it begins; a second call does nothing.
 
         Raises: GivenUp if the agent ends instead, or ends the program.
         """
-        if not self._waits:
+        if self._has_begun:
             return
-        try:
-            data = self._control.recv(MAX_MESSAGE_BYTES)
-        except ConnectionError:
-            data = b""
-        if not data or json.loads(data)["kind"] != "begin":
-            raise GivenUp
-        self._waits = False
+        if self._waits:
+            try:
+                data = self._control.recv(MAX_MESSAGE_BYTES)
+            except ConnectionError:
+                data = b""
+            if not data or json.loads(data)["kind"] != "begin":
+                raise GivenUp
+        self._has_begun = True
+        self._send(kind="begun")
 
     def _start_all(self, forked: Mapping[int, int]) -> None:
         for index, process in enumerate(self._processes):

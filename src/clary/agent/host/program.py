@@ -176,7 +176,7 @@ class Program:
             self._await_start()
         except AgentError as error:
             self.close()  # reads the last reports
-            if self._record.has_begun():
+            if self._record.has_begun:
                 raise
             raise NothingHasRunError(error.message, fault=error.fault) from error
         except BaseException:
@@ -440,7 +440,7 @@ class Program:
         if report["kind"] == "exited":
             # The process's output is in the pipe by now, and must be passed on before a caller sees the exit.
             self._drain(report["index"])
-        if report["kind"] == "init":
+        if report["kind"] == "init" and self._init_pidfd is None:
             with contextlib.suppress(ProcessLookupError):
                 self._init_pidfd = os.pidfd_open(sender)
         self._record.apply(report, sender=sender)

@@ -16,6 +16,9 @@ from clary.agent.host.sandbox import ProcessSpec
 from clary.base.clock import Clock
 from clary.contract.agent_protocol import ProcessExit
 
+MAX_NOTES = 10_000  # further reports of failures are dropped
+MAX_NOTE_CHARS = 1000
+
 
 class ProgramRecord:
     """The record of one program.
@@ -37,6 +40,7 @@ class ProgramRecord:
         self._notes: list[str] = []
         self._is_killed = False
         self._is_gone = False  # no further report will arrive
+        self.has_begun = False  # processes may have run the program's code
         self.is_ready = False  # every process was started
         self.was_signalled = False  # every process of the host received SIGTERM from outside
         self.lost_why = ""  # a sentence, if the first process ended before the program did
@@ -55,13 +59,16 @@ class ProgramRecord:
                     self.init_pid = sender
                 case "forked":
                     self._pids[report["index"]] = sender
+                case "begun":
+                    self.has_begun = True
                 case "ready":
                     self.not_isolated = tuple(report["not_isolated"])
                     self.num_forked = report.get("num_forked", 0)
                     self.why_not_forked = report.get("why_not_forked", "")
                     self.is_ready = True
                 case "note":
-                    self._notes.append(report["text"])
+                    if len(self._notes) < MAX_NOTES:
+                        self._notes.append(str(report["text"])[:MAX_NOTE_CHARS])
                 case "signalled":
                     self._answers[report["id"]] = report["count"]
                 case "again":
@@ -140,11 +147,6 @@ class ProgramRecord:
         """Return sentences about failures other than exits."""
         with self._changed:
             return tuple(self._notes)
-
-    def has_begun(self) -> bool:
-        """Whether a process has announced itself, which each process does before it runs the program's code."""
-        with self._changed:
-            return bool(self._pids)
 
     def num_running(self) -> int:
         """Return the number of processes that have not ended."""

@@ -270,14 +270,14 @@ def _serve(keeper: socket.socket, order: dict, descriptors: list[int]) -> tuple[
 
     That process ends before its ranks begin, so that the first process of the host becomes their parent. Its end is
     reported with the message `over`. Programs run as the same user and must not read this process's memory, or end it
-    with a signal to all processes. So it cannot be traced, and blocks all signals that can be blocked.
+    with a signal to all processes. So it cannot be traced, and blocks all signals that can be blocked. The forked
+    process cannot be traced either, and its ranks only from `_announce` on.
     """
     ordinary = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
     _set_traceable(False)
     while True:
         pid = _fork()
         if pid == 0:
-            _set_traceable(True)
             signal.pthread_sigmask(signal.SIG_SETMASK, ordinary)
             return order, descriptors
         for descriptor in descriptors:
@@ -463,20 +463,30 @@ def _rank(
     os.dup2(write_end, 2)
     os.close(write_end)
     process = order["processes"][place]
+    _announce(agent, process["index"], lasts=order["lasts"])
     reason = _make_anew(process, late_folder)
-    _take_place(process, reason=reason, gate=gate, agent=agent, parent=order["parent"])
+    _take_place(process, reason=reason, gate=gate, parent=order["parent"])
     if words:
         os.write(2, words)
     return program
 
 
-def _take_place(process: dict, *, reason: str, gate: int, agent: int, parent: int | None) -> None:  # type: ignore[type-arg]
+def _announce(agent: int, index: int, *, lasts: bool) -> None:
+    """Announce this process to the agent, and close the agent's socket before any code of the job runs.
+
+    Until then, this process cannot be traced in a host that lasts: another rank could take the socket out of it.
+    """
+    with socket.socket(fileno=agent) as announcing:
+        announcing.send(json.dumps({"kind": "forked", "index": index}).encode())
+    if lasts:
+        _set_traceable(True)
+
+
+def _take_place(process: dict, *, reason: str, gate: int, parent: int | None) -> None:  # type: ignore[type-arg]
     """Become the ordered process when the gate opens, or execute a new interpreter if there is a reason to."""
     if os.read(gate, 1) != _GO:
         os._exit(_ABANDONED_EXIT_CODE)
     os.close(gate)
-    with socket.socket(fileno=agent) as announcing:
-        announcing.send(json.dumps({"kind": "forked", "index": process["index"]}).encode())
     if parent is not None:
         _die_with(parent)
     if reason:
