@@ -146,13 +146,13 @@ class World:
         self.behind_gateway = behind_gateway
         self.gateway = gateway
         doctor = service.clary("doctor", check=False).stdout.splitlines()
-        self.has_memory_limits = not any("not isolated" in line and "memory" in line for line in doctor)
+        self.has_memory_limits = any("memory limits" in line and "kept by the kernel" in line for line in doctor)
         self.has_namespaces = has_namespaces(service.home)
 
     def why_not(self, case):
         """Return the reason why this machine cannot run a case; None if it can."""
         if case.kind == "limit" and not self.has_memory_limits:
-            return "this machine gives no memory limit to hosts"
+            return "no cgroup limits the memory of hosts here: the agent watches it, and reports it in other words"
         if case.group == "loss" and case.kind != "agent" and not self.has_namespaces:
             return "hosts are plain processes here: they have no first process and no network of their own"
         return None
