@@ -4,7 +4,8 @@ Where: the last step of a host's first process for a program. The loop ends when
 agent or by its death, or when the agent wants the host for another program. No process of the program outlives the
 loop. Messages are JSON objects, one per packet, with a `kind`:
 
-    to the agent: forked, begun (processes may run the program's code), ready, exited, signalled, heard (SIGTERM, from outside of the host), note;
+    to the agent: forked, begun (processes may run the program's code), ready, exited, signalled,
+        heard (SIGTERM, from outside of the host), note;
         from `init`: init (its credentials have the pid), again (why_not), failed (message)
     from the agent: signal (number, id), kill, again; before these: start, if the host stands by (`standing_by`), and
         then begin, if the program waits for it

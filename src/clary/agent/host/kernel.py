@@ -93,6 +93,11 @@ KEPT_CAPABILITIES = frozenset(
 
 _IPC_RMID = 0  # linux/ipc.h
 _SIGNAL_SET_BYTES = 128  # glibc's sigset_t, the largest of any C library
+# Codes of signals whose sender the kernel itself writes: kill, tgkill, the kernel. With any other code the sender may
+# have invented the pid (rt_sigqueueinfo), or there is none (timers, F_SETSIG). Source: kernel/signal.c,
+# `do_rt_sigqueueinfo`, which refuses these codes to other processes, root included; asm-generic/siginfo.h.
+_CODES_WITH_TRUE_SENDER = frozenset({0, -6, 0x80})  # SI_USER, SI_TKILL, SI_KERNEL
+UNKNOWN_SENDER = -1
 _SIGNAL_INFO = struct.Struct("=IiiI112x")  # start of struct signalfd_siginfo: signal, errno, code, pid of the sender
 
 
@@ -268,14 +273,15 @@ def open_signals(number: int) -> int:
 def read_sender(descriptor: int) -> int | None:
     """Read one signal; return the sender's pid in this PID namespace, 0 for a sender outside.
 
-    Return None if there is no signal.
+    Return UNKNOWN_SENDER if a process could have invented the pid, None if there is no signal.
     """
     try:
         data = os.read(descriptor, _SIGNAL_INFO.size)
     except BlockingIOError:
         return None
-    sender: int = _SIGNAL_INFO.unpack(data)[3]
-    return sender
+    sender: int
+    _, _, code, sender = _SIGNAL_INFO.unpack(data)
+    return sender if code in _CODES_WITH_TRUE_SENDER else UNKNOWN_SENDER
 
 
 def forbid_tracing() -> None:

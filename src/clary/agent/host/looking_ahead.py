@@ -8,12 +8,12 @@ in a process of its own: it takes a tenth of a second, or more than a second if 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import clary
+from clary.base.limited_runs import RunTooLong, run_limited
 
 _LIMIT_S = 60.0
 _START = (
@@ -31,13 +31,6 @@ def look_ahead() -> None:
 def _look() -> None:
     sources = str(Path(clary.__file__).parents[1])
     try:
-        subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _START, sources],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=_LIMIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        run_limited([sys.executable, "-I", "-S", "-c", _START, sources], limit_s=_LIMIT_S)
+    except (OSError, RunTooLong):
         return  # then hosts scan by themselves

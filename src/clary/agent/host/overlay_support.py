@@ -7,13 +7,13 @@ start might then wait for copies of large folders.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import clary
 from clary.agent.host import kernel
+from clary.base.limited_runs import RunTooLong, run_limited
 
 _LIMIT_S = 20.0
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from clary.agent.host.overlay_support import probe; probe()"
@@ -24,19 +24,12 @@ def why_no_overlay(folder: Path) -> str | None:
     sources = str(Path(clary.__file__).parents[1])
     with tempfile.TemporaryDirectory(prefix="overlay-", dir=folder) as place:
         try:
-            done = subprocess.run(
-                [sys.executable, "-I", "-S", "-c", _START, sources, place],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_LIMIT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
+            done = run_limited([sys.executable, "-I", "-S", "-c", _START, sources, place], limit_s=_LIMIT_S)
+        except RunTooLong:
             return f"trying it out took longer than {_LIMIT_S:g} s"
-    if done.returncode == 0:
+    if done.code == 0:
         return None
-    return (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    return (done.errors.strip().splitlines() or ["no reason given"])[-1]
 
 
 def probe() -> None:

@@ -14,13 +14,13 @@ import contextlib
 import os
 import pwd
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from clary.agent.host.sandbox import Bind
 from clary.base.errors import AgentError, Fault
+from clary.base.limited_runs import RunTooLong, run_limited
 
 SSHD = "/usr/sbin/sshd"  # path where both of AWS's launchers search for sshd
 _PROGRAM_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -153,24 +153,15 @@ def _ensure_keys(shared_folder: Path) -> Path:
 def _make_key(path: Path) -> None:
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "root@this-job", "-f", str(path)]
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_KEYGEN_LIMIT_S,
-            check=False,
-            env={"PATH": _PROGRAM_PATH},
-        )
-    except subprocess.TimeoutExpired as error:
+        done = run_limited(command, limit_s=_KEYGEN_LIMIT_S, variables={"PATH": _PROGRAM_PATH})
+    except RunTooLong as error:
         raise AgentError(
             f"ssh-keygen took longer than {_KEYGEN_LIMIT_S:g} s to make a key", fault=Fault.INFRASTRUCTURE
         ) from error
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip()[-500:]
+    if done.code != 0:
+        said = (done.errors or done.output).strip()[-500:]
         raise AgentError(
-            f"ssh-keygen made no key for ssh between hosts, exit code {done.returncode}: {said}",
+            f"ssh-keygen made no key for ssh between hosts, exit code {done.code}: {said}",
             fault=Fault.INFRASTRUCTURE,
         )
 

@@ -92,8 +92,8 @@ class StandbyHost:
 
         Args:
             sandbox: the host; `host_folder` and `ml_folder` exist and are empty. The agent writes the program's files
-                below /opt/ml into `ml_folder` later. A host with mounts shows them only from the start of the program
-                on; until then `hidden_folders` cover them.
+                below /opt/ml into `ml_folder` later. A host with mounts shows them only once it gets its program
+                (`start` or `make_ready`); until then `hidden_folders` cover them.
             python: path of the environment's interpreter in the program's view.
             environment: variables of a typical process; only variables that an interpreter reads at its start are used.
             preload: modules to import; modules that the environment lacks are skipped.

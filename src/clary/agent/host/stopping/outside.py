@@ -3,7 +3,7 @@
 Where: the keeper polls it while a program runs. A scheduler that ends a step, or an init system that ends a unit,
 signals each process: the agent, the first process, and the program. So a signal to the first process implies that the
 program has received one too. A signal that the program sends to the first process does not count; the kernel reports
-the sender of a signal.
+the sender of a signal. A signal whose sender could be invented, as by sigqueue(3), counts as the program's.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class OutsideSignals:
 
     def take(self) -> bool:
         """Read all pending signals; return whether one of them came from outside."""
-        return any(not self._may_be_program(sender) for sender in self._senders())
+        return any(sender != kernel.UNKNOWN_SENDER and not self._may_be_program(sender) for sender in self._senders())
 
     def _senders(self) -> list[int]:
         senders = []

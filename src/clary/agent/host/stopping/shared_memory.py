@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from clary.agent.host import kernel
 
@@ -71,19 +71,21 @@ class ProgramMemory:
         return removed
 
     def _used_by_anybody(self) -> set[str]:
+        """Return the recorded segments that any process uses; no other names are kept: a stranger may have many."""
         used: set[str] = set()
         for name in os.listdir("/proc"):
             if name.isdecimal():
-                used.update(self._mapped(int(name)))
-                with contextlib.suppress(OSError):  # ended, or owned by another user
-                    for descriptor in os.listdir(f"/proc/{name}/fd"):
+                used.update(path for path in self._mapped(int(name)) if path in self._named)
+                # ended, or owned by another user
+                with contextlib.suppress(OSError), os.scandir(f"/proc/{name}/fd") as descriptors:
+                    for descriptor in descriptors:
                         with contextlib.suppress(OSError):
-                            used.add(os.readlink(f"/proc/{name}/fd/{descriptor}"))
+                            if (path := os.readlink(descriptor.path)) in self._named:
+                                used.add(path)
         return used
 
-    def _mapped(self, pid: int, *, for_writing: bool = False) -> set[str]:
-        """Return the segments that a process has mapped; with `for_writing` only shared writable mappings."""
-        found = set()
+    def _mapped(self, pid: int, *, for_writing: bool = False) -> Iterator[str]:
+        """Yield the segment of each of a process's mappings; with `for_writing` only of shared writable mappings."""
         with (
             contextlib.suppress(OSError),
             open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as maps,
@@ -94,8 +96,7 @@ class ProgramMemory:
                     continue
                 rights = fields[1]  # rwxs, or rwxp for a private mapping
                 if not for_writing or (rights[1] == "w" and rights[3] == "s"):
-                    found.add(fields[5])
-        return found
+                    yield fields[5]
 
     def _segments(self) -> dict[int, dict[str, str]]:
         try:
