@@ -25,6 +25,7 @@ from clary.contract import sigv4
 from clary.contract.launch_plan import Credentials, Endpoint
 from clary.control.objects.front import S3Front
 from clary.control.objects.seaweed import EmbeddedStore
+from clary.control.permissions.grants import Grants, Place
 from clary.control.server.edge import tls
 from clary.control.server.edge.host_names import HostNames
 from clary.control.server.edge.listener import Listener
@@ -33,9 +34,11 @@ from clary.control.wire.messages import HttpRequest, HttpResponse
 ACCOUNT = "123456789012"
 USER = Credentials(access_key_id="CLARYUSER", secret_access_key="user-secret/+=")
 JOB = Credentials(access_key_id="CLARYJOB1", secret_access_key="job-secret")
+NARROW = Credentials(access_key_id="CLARYJOB2", secret_access_key="narrow-secret")  # opens NARROW_PLACE only
 STORE = Credentials(access_key_id="CLARYSTORE", secret_access_key="store-secret")
 REGION = "us-west-2"
 BUCKET = "checks"
+NARROW_PLACE = "narrow/job-1"
 MIB = 1024 * 1024
 
 
@@ -76,7 +79,11 @@ class ServiceThread:
     async def _start(self) -> Service:
         self._store = EmbeddedStore(self._home, credentials=STORE, region=REGION, bucket=BUCKET)
         endpoint = await self._store.start()
-        secrets = {pair.access_key_id: pair.secret_access_key for pair in (USER, JOB)}
+        secrets = {pair.access_key_id: pair.secret_access_key for pair in (USER, JOB, NARROW)}
+        place = Place(BUCKET, NARROW_PLACE)
+        grants = {
+            NARROW.access_key_id: Grants(job_name="job-1", job_arn="arn:job-1", job_id="1", reads=(), writes=(place,))
+        }
         self._front = S3Front(
             endpoint,
             secrets.get,
@@ -85,6 +92,7 @@ class ServiceThread:
             skew_s=300,
             bucket_of_own_host=HostNames(["127.0.0.1"]).bucket_of,
             region=REGION,
+            find_grants=grants.get,
         )
         await self._front.start()
         files = tls.ensure_certificates(self._home / "tls", region=REGION, host="127.0.0.1", now=datetime.now(UTC))

@@ -68,6 +68,21 @@ def test_object_is_returned_with_metadata_and_type(s3: Any, key: str) -> None:
     assert read(s3, key) == b"hello"
 
 
+@pytest.mark.parametrize("operation", ["list_objects", "list_objects_v2", "list_object_versions"])
+def test_pages_of_a_listing_go_on_behind_keys_of_any_characters(plain: Any, key: str, operation: str) -> None:
+    folder = f"{key}+&"
+    names = sorted(f"{folder}/{name}" for name in ("a b", "m%41", "p+", "q<&>", "r'\"", "\u00fc", "z"))
+    for name in names:
+        plain.put_object(Bucket=BUCKET, Key=name, Body=b"x")
+    pages = plain.get_paginator(operation).paginate(Bucket=BUCKET, Prefix=folder, PaginationConfig={"PageSize": 1})
+    found = []
+    for page in pages:
+        assert page["Prefix"] == folder
+        found += [item["Key"] for item in page.get("Contents", page.get("Versions", []))]
+        assert len(found) <= len(names), found
+    assert found == names
+
+
 def test_empty_object_is_returned(s3: Any, key: str) -> None:
     s3.put_object(Bucket=BUCKET, Key=key, Body=b"")
     assert read(s3, key) == b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.client
+import itertools
 import ssl
 import time
 import urllib.error
@@ -20,6 +21,8 @@ from objects_service import (
     BUCKET,
     JOB,
     MIB,
+    NARROW,
+    NARROW_PLACE,
     REGION,
     STORE,
     USER,
@@ -243,6 +246,84 @@ def test_prefix_that_the_store_would_alias_is_refused(plain: Any) -> None:
         with pytest.raises(ClientError) as error:
             plain.list_objects_v2(Bucket=BUCKET, Prefix=prefix)
         assert refusal(error) == ("InvalidArgument", 400)
+
+
+@pytest.mark.parametrize(
+    ("method", "query", "code"),
+    [
+        ("DELETE", "uploadId=0a/../../other", "NoSuchUpload"),
+        ("GET", "uploadId=..", "NoSuchUpload"),
+        ("PUT", "partNumber=1&uploadId=0a%5C..", "NoSuchUpload"),
+        ("GET", "versionId=..%2F..%2Fother%2Fx", "InvalidArgument"),
+        ("DELETE", "versionId=a%00", "InvalidArgument"),
+    ],
+)
+def test_ids_with_parts_of_a_path_are_refused(service: Service, key: str, method: str, query: str, code: str) -> None:
+    assert send(service, method, f"/{BUCKET}/{key}?{query}", body=b"x" if method == "PUT" else b"").code == code
+
+
+def test_a_copy_source_with_a_version_that_is_a_path_is_refused(service: Service, plain: Any, key: str) -> None:
+    plain.put_object(Bucket=BUCKET, Key=f"{key}/a", Body=b"a")
+    headers = {"x-amz-copy-source": f"/{BUCKET}/{quote(key)}/a?versionId=../../other/x"}
+    assert send(service, "PUT", f"/{BUCKET}/{key}/b", headers=headers).code == "InvalidArgument"
+
+
+@pytest.mark.parametrize("name", ["seaweed-x-amz-version-id", "X-Seaweedfs-Source"])
+def test_headers_of_the_store_itself_are_refused(service: Service, key: str, name: str) -> None:
+    answer = send(service, "PUT", f"/{BUCKET}/{key}", body=b"x", headers={name: "1"})
+    assert (answer.status, answer.code) == (400, "InvalidArgument")
+
+
+@pytest.fixture
+def neighbours(plain: Any) -> list[str]:
+    """Store objects of a job between objects of others; return the job's keys."""
+    for place in ("job-1!", "job-1-other", "job-1.d", "job-10", "job-12"):
+        plain.put_object(Bucket=BUCKET, Key=f"narrow/{place}/secret.txt", Body=b"not yours")
+    keys = [f"{NARROW_PLACE}/{name}" for name in ("a b", "m/n", "z+")]
+    for name in keys:
+        plain.put_object(Bucket=BUCKET, Key=name, Body=b"own")
+    return keys
+
+
+@pytest.mark.parametrize("operation", ["list_objects", "list_objects_v2"])
+@pytest.mark.parametrize("delimiter", ["", "/"])
+def test_a_job_that_lists_its_folder_without_slash_sees_its_own_keys_page_by_page(
+    service: Service, neighbours: list[str], operation: str, delimiter: str
+) -> None:
+    job = service.client(credentials=NARROW)
+    config = {"PageSize": 1}
+    pages = list(
+        itertools.islice(
+            job.get_paginator(operation).paginate(
+                Bucket=BUCKET, Prefix=NARROW_PLACE, Delimiter=delimiter, PaginationConfig=config
+            ),
+            20,
+        )
+    )
+    assert "secret" not in repr(pages)
+    assert "other" not in repr(pages)
+    found = [item["Key"] for page in pages for item in page.get("Contents", [])]
+    folders = [item["Prefix"] for page in pages for item in page.get("CommonPrefixes", [])]
+    if delimiter:
+        assert (found, folders) == ([], [f"{NARROW_PLACE}/"])
+    else:
+        assert found == neighbours
+
+
+def test_markers_that_a_job_may_not_read_are_refused(service: Service, neighbours: list[str]) -> None:
+    job = service.client(credentials=NARROW)
+    asked = {"Bucket": BUCKET, "Prefix": NARROW_PLACE}
+    assert job.list_objects_v2(**asked, StartAfter=neighbours[0])["StartAfter"] == neighbours[0]
+    for operation, marker in (
+        (job.list_objects, {"Marker": "narrow/job-1-"}),
+        (job.list_objects_v2, {"StartAfter": "narrow/job-10/a"}),
+        (job.list_objects_v2, {"ContinuationToken": "narrow/job-10/a"}),
+    ):
+        with pytest.raises(ClientError) as error:
+            operation(**asked, **marker)
+        assert refusal(error) == ("AccessDenied", 403)
+    elsewhere = job.list_objects_v2(**{**asked, "Prefix": "narrow/job-1/m"}, MaxKeys=1)
+    assert elsewhere["KeyCount"] == 1
 
 
 def test_too_long_key_is_refused(plain: Any) -> None:

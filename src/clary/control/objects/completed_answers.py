@@ -1,16 +1,18 @@
-"""Completion of short XML documents of the store that lack members, before clients receive them.
+"""Completion of XML documents of the store that lack members, or name them wrongly, before clients receive them.
 
 Where: `front` reads these answers whole. Pure.
 SeaweedFS names its own address as the location of an object that was uploaded in parts. It leaves checksums and parts
-out of GetObjectAttributes, though HEAD returns the checksums.
-Source: Amazon S3 API reference, CompleteMultipartUpload, GetObjectAttributes.
+out of GetObjectAttributes, though HEAD returns the checksums. In listings with `encoding-type=url` it encodes only the
+names of objects and folders: a client that goes on from a marker with `+` would receive the same page for ever.
+Source: Amazon S3 API reference, CompleteMultipartUpload, GetObjectAttributes, ListObjects.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from xml.sax.saxutils import escape
+from urllib.parse import quote
+from xml.sax.saxutils import escape, unescape
 
 from clary.control.objects.s3_request import S3Request
 
@@ -19,6 +21,10 @@ ASKED = "x-amz-object-attributes"
 CHECKSUM = "x-amz-checksum-"
 _NAMES = {"crc32": "CRC32", "crc32c": "CRC32C", "crc64nvme": "CRC64NVME", "sha1": "SHA1", "sha256": "SHA256"}
 _LOCATION = re.compile(rb"<Location>[^<]*</Location>")
+_NOT_ENCODED = re.compile(
+    rb"<((?:Next)?(?:Key)?Marker|StartAfter|Delimiter)>([^<]+)</\1>|(?<=</Name>)<(Prefix)>([^<]+)</Prefix>"
+)
+_QUOTES = {"&#34;": '"', "&#39;": "'", "&quot;": '"', "&apos;": "'", "&#xA;": "\n", "&#xD;": "\r", "&#x9;": "\t"}
 _END = re.compile(rb"</GetObjectAttributes\w*>\s*$")
 _PARTS = re.compile(r'-(\d+)"?$')
 
@@ -31,6 +37,31 @@ def completes_upload(asked: S3Request) -> bool:
 def asks_attributes(asked: S3Request) -> bool:
     """Whether a request is GetObjectAttributes."""
     return asked.method == "GET" and bool(asked.key) and asked.has("attributes")
+
+
+def lists_encoded(asked: S3Request) -> bool:
+    """Whether a request lists objects, versions or uploads with encoded names."""
+    is_listing = asked.method == "GET" and bool(asked.bucket) and not asked.key
+    return is_listing and ("encoding-type", "url") in asked.query
+
+
+def with_encoded_markers(content: bytes) -> bytes:
+    """Return a listing with encoded names whose markers, delimiter and prefix are encoded, too.
+
+    The prefix of ListObjects stays as it is, because botocore does not decode it.
+    """
+    if b"<EncodingType>url</EncodingType>" not in content:
+        return content
+    is_first_version = b"<Marker" in content
+
+    def encode(found: re.Match[bytes]) -> bytes:
+        name, text = (found[1], found[2]) if found[1] else (found[3], found[4])
+        if is_first_version and name == b"Prefix":
+            return found[0]
+        plain = unescape(text.decode("utf-8", "replace"), _QUOTES)
+        return b"<%b>%b</%b>" % (name, quote(plain).encode("ascii"), name)
+
+    return _NOT_ENCODED.sub(encode, content)
 
 
 def with_location(content: bytes, address: str) -> bytes:

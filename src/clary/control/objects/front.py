@@ -32,11 +32,12 @@ from clary.control.objects.forms.subresources import check_subresources
 from clary.control.objects.front_answers import (
     BUCKET_REGION,
     error_response,
-    filtered,
     form_answer,
+    read_listing,
     relay,
     whole,
 )
+from clary.control.objects.hidden_markers import HiddenMarkers
 from clary.control.objects.incoming_body import IncomingBody
 from clary.control.objects.outgoing_bodies import Outgoing, choose_body, content_length, look_at_deleted_keys
 from clary.control.objects.permit import Permit
@@ -70,6 +71,8 @@ _NOT_FORWARDED = frozenset(
         "x-amz-source-expected-bucket-owner",
     }
 )
+# SeaweedFS stores headers of these names as its own attributes of an object, such as the number of its version.
+_OF_STORE = ("seaweed-", "x-seaweed")
 _OWNER_HEADERS = ("x-amz-expected-bucket-owner", "x-amz-source-expected-bucket-owner")
 _GOOD = (http.HTTPStatus.OK, http.HTTPStatus.PARTIAL_CONTENT)
 # ETag with which SeaweedFS answers reads of `a/` if only `a/b` exists; the ETag of a stored `a/` has no `-0` at its
@@ -117,6 +120,7 @@ class S3Front:
         self._region = region
         self._note_known = note_known
         self._store = StoreLink(store_endpoint, clock)
+        self._hidden = HiddenMarkers(store_endpoint.credentials.secret_access_key)
         self._find_secret = find_secret
         self._account_id = account_id
         self._clock = clock
@@ -155,7 +159,8 @@ class S3Front:
             resource = asked.resource
             if not self._forward_encryption:
                 check_subresources(asked)
-            permit = Permit(self._find_grants(caller.access_key_id), request, asked)
+            permit = Permit(self._find_grants(caller.access_key_id), request, asked, hidden=self._hidden)
+            asked = permit.with_clear_markers(asked)
             with self._deletions.entered(caller.access_key_id) if asked.is_delete_objects else nullcontext():
                 outgoing = await self._translate(request, asked, caller, body, permit)
                 return await self._exchange(request, asked, outgoing, body, permit)
@@ -186,7 +191,7 @@ class S3Front:
             temporary=self._temporary,
         )
         # Raises if a job's key would be used to upload to a place that the job's request does not name.
-        Permit(self._find_grants(upload.access_key_id), request, upload.asked)
+        Permit(self._find_grants(upload.access_key_id), request, upload.asked, hidden=self._hidden)
         self._note_known(request)
         wanted = encryption.asked_encryption(upload.headers)
         headers = self._translate_headers(upload.headers)
@@ -288,6 +293,8 @@ class S3Front:
                     f"Access Denied: {name} is {value[:20]!r}, but every bucket here belongs to {self._account_id!r}.",
                     http_status=403,
                 )
+            if name.startswith(_OF_STORE):
+                raise WireError("InvalidArgument", f"The header {name[:80]} is the object store's own; leave it out.")
             if name in _NOT_FORWARDED or (name.startswith(encryption.PREFIX) and not self._forward_encryption):
                 continue
             if not _is_sendable(value):
@@ -313,12 +320,20 @@ class S3Front:
             if asked.key.endswith("/") and answer.headers.get("ETag") == _IMPLIED_FOLDER_ETAG:
                 raise WireError("NoSuchKey", "The specified key does not exist.", http_status=404)
             if permit.is_filtered and answer.status == http.HTTPStatus.OK:
-                return await filtered(request, answer, permit)
+                listing = await self._listing(asked, answer)
+                return whole(request, 200, permit.filter_listing(listing))
             content = await self._completed(request, asked, answer)
             return await relay(request, answer, await self._added_headers(asked, outgoing, answer), content=content)
         finally:
             # A connection on which a body may not have been sent completely must not be reused.
             answer.close() if body.is_cut_short else answer.release()
+
+    def _names_markers_wrongly(self, asked: S3Request) -> bool:
+        return not self._forward_encryption and completed_answers.lists_encoded(asked)
+
+    async def _listing(self, asked: S3Request, answer: aiohttp.ClientResponse) -> bytes:
+        content = await read_listing(answer)
+        return completed_answers.with_encoded_markers(content) if self._names_markers_wrongly(asked) else content
 
     def _refuse_where_full(self, answer: aiohttp.ClientResponse) -> None:
         """Raise WireError naming a full disk if the store answers with an internal error while its disk is full.
@@ -332,6 +347,8 @@ class S3Front:
         self, request: web.BaseRequest, asked: S3Request, answer: aiohttp.ClientResponse
     ) -> bytes | None:
         """Return the content of an answer that is completed or replaced, None for an answer forwarded unread."""
+        if answer.status == http.HTTPStatus.OK and self._names_markers_wrongly(asked):
+            return await self._listing(asked, answer)
         is_attributes, is_location = completed_answers.asks_attributes(asked), bucket_regions.is_location(asked)
         is_known = is_attributes or is_location or completed_answers.completes_upload(asked)
         if answer.status != http.HTTPStatus.OK or not is_known:

@@ -25,7 +25,6 @@ from clary.control.objects.forms.form_upload import (
     object_address,
     redirect_address,
 )
-from clary.control.objects.permit import Permit
 
 REQUEST_ID = "clary_request_id"  # attribute of a request in which the listener stores its id
 BUCKET_REGION = "x-amz-bucket-region"
@@ -87,20 +86,14 @@ async def relay(
     return response
 
 
-async def filtered(request: web.BaseRequest, answer: aiohttp.ClientResponse, permit: Permit) -> web.Response:
-    """Forward a listing without the keys that the caller may not see. Raises: WireError(InternalError).
-
-    Args:
-        request: the client's.
-        answer: the store's, its body unread; more than MAX_LISTING_BYTES are an error.
-        permit: decides on each key.
-    """
+async def read_listing(answer: aiohttp.ClientResponse) -> bytes:
+    """Return the body of the store's listing; more than MAX_LISTING_BYTES raise WireError(InternalError)."""
     content = b""
     async for piece in answer.content.iter_any():
         content += piece
         if len(content) > MAX_LISTING_BYTES:
             raise WireError("InternalError", "The store's listing is too long to be looked at.", http_status=500)
-    return whole(request, 200, permit.filter_listing(content))
+    return content
 
 
 def whole(request: web.BaseRequest, status: int, content: bytes = b"") -> web.Response:

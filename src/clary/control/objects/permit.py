@@ -7,12 +7,14 @@ The rules are `permissions.s3_rules`.
 from __future__ import annotations
 
 import re
-from html import unescape
+from dataclasses import replace
+from html import escape, unescape
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote_plus
 
 from clary.base.errors import WireError
 from clary.control.objects import s3_request
+from clary.control.objects.hidden_markers import HiddenMarkers
 from clary.control.objects.s3_request import S3Request
 from clary.control.permissions import s3_rules
 from clary.control.permissions.grants import Grants, S3Asked
@@ -25,6 +27,9 @@ COPY_SOURCE = "x-amz-copy-source"
 # Values in XML contain no `<`, so these patterns can not match too much.
 _LISTED = re.compile(rb"<(Contents|CommonPrefixes)>.*?</\1>", re.DOTALL)
 _NAME = re.compile(rb"<(?:Key|Prefix)>(.*?)</(?:Key|Prefix)>", re.DOTALL)
+_CONTINUED = re.compile(rb"<(NextMarker|NextContinuationToken)>(.*?)</\1>", re.DOTALL)
+# The store repeats these parameters of the request in its answer.
+_REPEATED = {"Marker": "marker", "StartAfter": "start-after", "ContinuationToken": "continuation-token"}
 _URL_ENCODED = b"<EncodingType>url</EncodingType>"
 _KEY_COUNT = re.compile(rb"<KeyCount>\d+</KeyCount>")
 
@@ -36,11 +41,15 @@ class Permit:
         grants: grants of the caller's key; None permits every request.
         request: the client's, for its headers.
         asked: the parsed request.
+        hidden: encrypts where a filtered listing goes on.
     Raises: WireError(AccessDenied) for a request that the caller may not make.
     """
 
-    def __init__(self, grants: Grants | None, request: web.BaseRequest, asked: S3Request) -> None:
+    def __init__(
+        self, grants: Grants | None, request: web.BaseRequest, asked: S3Request, *, hidden: HiddenMarkers
+    ) -> None:
         self._grants = grants
+        self._hidden = hidden
         self._bucket = asked.bucket
         self.is_filtered = False
         if grants is None:
@@ -74,8 +83,20 @@ class Permit:
             return headers
         return [(name, _clear(value) if name == COPY_SOURCE else value) for name, value in headers]
 
+    def with_clear_markers(self, asked: S3Request) -> S3Request:
+        """Return the request with the key from which a filtered listing shall go on.
+
+        The existence of keys that the caller may not see must not show in an answer, so only a key that it may read, or
+        a marker of an earlier answer, is accepted.
+
+        Raises: WireError(AccessDenied) for another marker.
+        """
+        if not self.is_filtered:
+            return asked
+        return replace(asked, query=tuple((name, self._clear_marker(name, value)) for name, value in asked.query))
+
     def filter_listing(self, content: bytes) -> bytes:
-        """Return a listing without the keys and folders that the caller may not see."""
+        """Return a listing without the keys and folders that the caller may not see; where it goes on is encrypted."""
         grants = self._grants
         if grants is None:
             return content
@@ -91,8 +112,39 @@ class Permit:
             num_kept += 1
             return found[0]
 
-        kept = _LISTED.sub(keep, content)
+        def hide(found: re.Match[bytes]) -> bytes:
+            text = unescape(found[2].decode("utf-8", "replace"))
+            if is_encoded and found[1] == b"NextMarker":
+                text = unquote_plus(text)
+            return _element(found[1].decode(), self._hidden.hide(self._bucket, self._prefix(), text))
+
+        kept = _CONTINUED.sub(hide, _LISTED.sub(keep, content))
+        for name, parameter in _REPEATED.items():
+            given = next(iter(self._asked.values(parameter)), "")
+            told = _element(name, quote(given) if is_encoded and name != "ContinuationToken" else given)
+            before, begin, rest = kept.partition(f"<{name}>".encode())
+            _, end, after = rest.partition(f"</{name}>".encode())
+            if begin and end:
+                kept = before + told + after
         return _KEY_COUNT.sub(b"<KeyCount>%d</KeyCount>" % num_kept, kept, count=1)
+
+    def _prefix(self) -> str:
+        return next(iter(self._asked.values("prefix")), "")
+
+    def _clear_marker(self, name: str, value: str) -> str:
+        if name not in _REPEATED.values() or not value:
+            return value
+        assert self._grants is not None, "only a job's listings are filtered"
+        if (revealed := self._hidden.reveal(self._bucket, self._prefix(), value)) is not None:
+            return revealed
+        if name != "continuation-token" and self._grants.may_read(self._bucket, value):
+            return value
+        raise WireError(
+            "AccessDenied",
+            f"Access Denied: {name} of a listing with prefix {self._prefix()[:200]!r} must be a key that the job may "
+            f"read, or come from an earlier answer. List prefix {self._prefix()[:200] + '/'!r} to use any key.",
+            http_status=FORBIDDEN,
+        )
 
     def _decide(self, asked: S3Asked) -> None:
         assert self._grants is not None, "the owner needs no decision"
@@ -100,6 +152,10 @@ class Permit:
         if not decision.is_allowed:
             raise WireError("AccessDenied", f"Access Denied: {decision.reason}", http_status=FORBIDDEN)
         self.is_filtered = decision.is_filtered
+
+
+def _element(name: str, text: str) -> bytes:
+    return f"<{name}>{escape(text, quote=False)}</{name}>".encode()
 
 
 def _clear(value: str) -> str:

@@ -5,7 +5,8 @@ Where: first step of `front`. Pure.
 [Note: keys that the store would alias] SeaweedFS keeps objects as files of folders: it stores `a//b` and `/a/b` as
 `a/b`, lists `a\b` as `a/b`, hides keys below `.uploads` and `*.versions` from listings, and drops the content of an
 object called `a/`. Such keys are refused wherever they occur: in the path, in a copy source, in DeleteObjects; `a/`
-only with content. A prefix is refused if it has an empty part or a backslash. An escaping scheme would make such keys
+only with content. Ids of uploads and of versions become names of files in the store, so those with a part of a path
+are refused, too. A prefix is refused if it has an empty part or a backslash. An escaping scheme would make such keys
 work through the front only, but agents read the store directly.
 """
 
@@ -26,6 +27,9 @@ MAX_DELETE_BYTES = 2 * 1024 * 1024  # S3 API reference, DeleteObjects: 1000 keys
 
 _BUCKET_NAME = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _IP_ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}")
+_UPLOAD_IDS = frozenset({"uploadid", "upload-id-marker"})
+_VERSION_IDS = frozenset({"versionid", "version-id-marker"})
+_PARTS_OF_PATHS = frozenset("/\\\0")
 _READING_METHODS = frozenset({"GET", "HEAD"})
 
 
@@ -100,6 +104,7 @@ def parse_request(method: str, raw_path: str, raw_query: str) -> S3Request:
     elif key:
         raise WireError("InvalidURI", "Couldn't parse the specified URI: the bucket's name is empty.")
     query = _parse_query(raw_query)
+    _check_ids(query)
     request = S3Request(method=method, bucket=bucket, key=key, query=query)
     if key:
         check_key(key, is_read=method in _READING_METHODS)
@@ -147,9 +152,10 @@ def check_copy_source(value: str) -> tuple[str, str]:
 
     Raises: WireError InvalidArgument, InvalidBucketName, InvalidURI, KeyTooLongError or NoSuchKey.
     """
-    path = value.partition("?")[0].removeprefix("/")
-    bucket, _, raw_key = path.partition("/")
+    path, _, raw_query = value.partition("?")
+    bucket, _, raw_key = path.removeprefix("/").partition("/")
     key = _decode_key(raw_key)
+    _check_ids(_parse_query(raw_query))
     if not key:
         raise WireError("InvalidArgument", "Copy Source must mention the source bucket and key: sourcebucket/sourcekey")
     check_bucket(unquote(bucket))
@@ -219,6 +225,22 @@ def _parse_query(raw_query: str) -> tuple[tuple[str, str], ...]:
         if not _is_authentication(pair[0]):
             pairs.append(pair)
     return tuple(pairs)
+
+
+def _check_ids(query: Sequence[tuple[str, str]]) -> None:
+    """Refuse ids that would lead the store to another file than the one of this upload or version."""
+    for name, value in query:
+        is_upload, is_version = name.lower() in _UPLOAD_IDS, name.lower() in _VERSION_IDS
+        if not (is_upload or is_version) or (value not in (".", "..") and not set(value) & _PARTS_OF_PATHS):
+            continue
+        if is_upload:
+            raise WireError(
+                "NoSuchUpload",
+                "The specified upload does not exist. The upload ID may be invalid, or the upload may have been "
+                "aborted or completed.",
+                http_status=404,
+            )
+        raise WireError("InvalidArgument", f"Invalid version id specified: {value[:80]!r}.")
 
 
 _AUTHENTICATION_PARAMETERS = frozenset(
