@@ -2,8 +2,15 @@
 
 Where: used for all processes that are counted or signalled later by their id: the service, the engine's agents, the
 object store, the processes of a host. Linux only.
+
+[Note: marks] A process is also found by its environment. The read stops at MAX_ENVIRONMENT_BYTES, the most that the
+kernel gives to a program that it starts, so it finds every process that left its environment as it was. A process that
+hides its mark behind more bytes (`kernel_files`) could as well have erased it: marks find processes that were left
+behind, and only cgroups, namespaces and descent find processes that hide.
+
 Source: proc(5) for /proc/PID/stat; pidfd_open(2), which closes the gap between the check and the signal; Linux,
-fs/binfmt_elf.c (`create_elf_tables`) for the moment after exec in which arguments are not readable yet.
+fs/binfmt_elf.c (`create_elf_tables`) for the moment after exec in which arguments are not readable yet, fs/exec.c
+(`bprm_stack_limits`) for the size of arguments and variables.
 """
 
 from __future__ import annotations
@@ -16,6 +23,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from clary.base.kernel_files import read_at_most
+
+MAX_ENVIRONMENT_BYTES = 6 * 1024 * 1024  # limit of exec for arguments and variables together: 3/4 of _STK_LIM
+MAX_ARGUMENT_BYTES = 64 * 1024  # of every process; the command lines of Clary's own processes are much shorter
 # Fields of /proc/PID/stat, counted from the field behind the command's closing bracket.
 _STATE_FIELD, _PARENT_FIELD, _FLAGS_FIELD, _START_TIME_FIELD = 0, 1, 6, 19
 _ENDED_STATES = frozenset("ZX")
@@ -154,6 +165,8 @@ def exec_deadline() -> float:
 def read_arguments(pid: int, deadline: float | None = None) -> list[str]:
     """Return the arguments of a process; empty if it has ended, is a kernel thread, or may not be seen.
 
+    Only arguments that end within the first MAX_ARGUMENT_BYTES are returned.
+
     `execve` reports its success to the parent before /proc/PID/cmdline has content. The function waits during that
     moment: a search for arguments would otherwise miss a process that was just started.
 
@@ -164,17 +177,53 @@ def read_arguments(pid: int, deadline: float | None = None) -> list[str]:
     return [part.decode(errors="replace") for part in text.split(b"\0")[:-1]]
 
 
-def read_variables(pid: int, deadline: float | None = None) -> list[bytes]:
-    """Return the variables, each `NAME=value`, with which a process was started; empty as for `read_arguments`."""
-    text = _read(pid, "environ")
+def read_environment(pid: int, deadline: float | None = None) -> bytes:
+    """Return the variables with which a process was started, each `NAME=value` and a zero byte, as the kernel has them.
+
+    Empty as for `read_arguments`. The content has at most MAX_ENVIRONMENT_BYTES; it is not for splitting, because a
+    stranger may have millions of variables.
+    """
+    text = _read(pid, "environ", MAX_ENVIRONMENT_BYTES)
     if not text and _arguments(pid, exec_deadline() if deadline is None else deadline):
         time.sleep(_EXEC_POLL_S)  # the kernel sets up variables just after the arguments
-        text = _read(pid, "environ")
-    return [item for item in text.split(b"\0") if item]
+        text = _read(pid, "environ", MAX_ENVIRONMENT_BYTES)
+    return text
+
+
+def has_variable(pid: int, name: str, value: str, deadline: float | None = None) -> bool:
+    """Whether a process was started with this variable; see [Note: marks] for what may hide it.
+
+    Args:
+        pid: of the process.
+        name: of the variable.
+        value: of the variable.
+        deadline: as for `read_arguments`.
+    """
+    variable = os.fsencode(f"{name}={value}")
+    return b"\0%b\0" % variable in b"\0%b\0" % read_environment(pid, deadline)
+
+
+def read_variable(pid: int, name: str, deadline: float | None = None) -> str | None:
+    """Return the value of a variable with which a process was started; None if it had none of this name."""
+    value = find_variable(read_environment(pid, deadline), name)
+    return None if value is None else value.decode(errors="replace")
+
+
+def find_variable(environment: bytes, name: str) -> bytes | None:
+    """Return the value of the first variable of this name in a result of `read_environment`. Pure."""
+    prefix = os.fsencode(f"{name}=")
+    if environment.startswith(prefix):
+        start = len(prefix)
+    elif (at := environment.find(b"\0" + prefix)) >= 0:
+        start = at + 1 + len(prefix)
+    else:
+        return None
+    end = environment.find(b"\0", start)
+    return environment[start:] if end < 0 else environment[start:end]
 
 
 def _arguments(pid: int, deadline: float) -> bytes:
-    while not (text := _read(pid, "cmdline")):
+    while not (text := _read(pid, "cmdline", MAX_ARGUMENT_BYTES)):
         entry = read_entry(pid)
         if entry is None or entry.has_ended or entry.is_exiting or entry.is_kernel_thread:
             return b""
@@ -184,9 +233,8 @@ def _arguments(pid: int, deadline: float) -> bytes:
     return text
 
 
-def _read(pid: int, name: str) -> bytes:
+def _read(pid: int, name: str, max_bytes: int) -> bytes:
     try:
-        with open(f"/proc/{pid}/{name}", "rb") as file:
-            return file.read()
+        return read_at_most(f"/proc/{pid}/{name}", max_bytes)
     except OSError:
         return b""

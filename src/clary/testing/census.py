@@ -13,7 +13,8 @@ import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from clary.base.processes import ProcessEntry, ProcessId, read_process_list, read_variables
+from clary.base.kernel_files import read_at_most
+from clary.base.processes import MAX_ARGUMENT_BYTES, ProcessEntry, ProcessId, read_environment, read_process_list
 from clary.control.engines.local.cleaning import mount_entries
 from clary.control.engines.local.leftover_things import Kind, Thing
 from clary.control.engines.local.machine_census import listening_sockets, names_in, socket_inodes, user_name
@@ -106,15 +107,15 @@ def socket_paths(pids: Iterable[int]) -> set[str]:
 
 def environment_of(pid: int) -> dict[str, str]:
     """Return the variables with which a process was started; empty if it has ended or belongs to another user."""
-    pairs = [item.decode(errors="surrogateescape") for item in read_variables(pid)]
+    pairs = read_environment(pid).decode(errors="surrogateescape").split("\0")
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
 def command_text(pid: int) -> str:
     """Return the beginning of a process's command line; without a command line, its name in brackets."""
     with contextlib.suppress(OSError):
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            text = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+        arguments = read_at_most(f"/proc/{pid}/cmdline", MAX_ARGUMENT_BYTES)
+        text = arguments.replace(b"\0", b" ").decode(errors="replace").strip()
         if not text:
             with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
                 text = f"[{file.read().strip()}]"

@@ -1,13 +1,23 @@
 """The machine's process list, and the tree below one process."""
 
 import os
+import resource
 import subprocess
 import sys
 import time
 
 import pytest
 
-from clary.base.processes import live_descendants, parse_stat, read_arguments, read_process_list, read_variables
+from clary.base.processes import (
+    has_variable,
+    live_descendants,
+    parse_stat,
+    read_arguments,
+    read_environment,
+    read_process_list,
+    read_variable,
+)
+from helpers.huge_areas import huge, small_and_fast
 
 
 @pytest.mark.parametrize("name", [b"sh", b"a b", b") R 1 (", b"((", b"x\n)"])
@@ -54,7 +64,7 @@ def test_programs_that_were_just_started_have_their_arguments_and_variables():
             assert read_arguments(process.pid) == command
             process.stdin.close()
         with subprocess.Popen(command, stdin=subprocess.PIPE, env={"OF_A_TEST": "yes"}) as process:
-            assert b"OF_A_TEST=yes" in read_variables(process.pid)
+            assert has_variable(process.pid, "OF_A_TEST", "yes")
             process.stdin.close()
 
 
@@ -66,7 +76,50 @@ def test_a_scan_does_not_wait_for_processes_that_never_have_arguments():
     for pid, entry in read_process_list().items():
         if entry.is_kernel_thread:
             assert read_arguments(pid) == []
-            assert read_variables(pid) == []
+            assert read_environment(pid) == b""
     assert time.monotonic() - before < 0.5
     ended.wait()
     assert read_arguments(ended.pid) == []
+
+
+def test_a_command_line_of_hundreds_of_megabytes_is_read_in_part():
+    with huge("cmdline") as stranger, small_and_fast():
+        assert set(read_arguments(stranger.pid)) == {""}
+
+
+def test_the_beginning_of_a_huge_command_line_is_read():
+    with huge("cmdline", keeps=True, words=["--host", "algo-1"]) as stranger, small_and_fast():
+        assert [part for part in read_arguments(stranger.pid) if part][-2:] == ["--host", "algo-1"]
+
+
+def test_an_environment_of_hundreds_of_megabytes_is_read_in_part():
+    with huge("environ", keeps=True, env={"OF_A_TEST": "yes"}) as stranger, small_and_fast():
+        assert has_variable(stranger.pid, "OF_A_TEST", "yes")
+        assert read_variable(stranger.pid, "OF_A_TEST") == "yes"
+        assert not has_variable(stranger.pid, "OF_A_TEST", "no")
+        assert read_variable(stranger.pid, "OF_ANOTHER_TEST") is None
+
+
+def test_the_last_variable_of_the_largest_environment_that_the_kernel_starts_is_found():
+    """A process that changed nothing is found whatever its environment."""
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    if resource.getrlimit(resource.RLIMIT_STACK)[1] != resource.RLIM_INFINITY:
+        pytest.skip("the limit of the stack, on which variables depend, cannot be raised here")
+    piece = "x" * (128 * 1024 - 16)  # a variable has at most 128 KiB
+    environment = {**{f"V{number:03}": piece for number in range(46)}, "OF_A_TEST": "yes"}  # 47 do not fit
+    with subprocess.Popen(
+        ["cat"],
+        stdin=subprocess.PIPE,
+        env=environment,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, unlimited),
+    ) as process:
+        assert has_variable(process.pid, "OF_A_TEST", "yes")
+        assert len(read_environment(process.pid)) > 5.5 * 1024 * 1024
+        process.stdin.close()
+
+
+@pytest.mark.parametrize("environment", [{"OF_A_TEST": "yes!"}, {"NOT_OF_A_TEST": "yes"}, {"A": "OF_A_TEST=yes"}])
+def test_a_variable_is_found_only_as_a_whole(environment):
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env=environment) as process:
+        assert not has_variable(process.pid, "OF_A_TEST", "yes")
+        process.stdin.close()

@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterable
+from itertools import islice
 
 from clary.contract.stack_dumps import MAX_SOCKETS, SocketState
 
@@ -27,6 +28,7 @@ _STATES = {
     10: "LISTEN",
     11: "CLOSING",
 }  # fmt: skip - include/net/tcp_states.h
+MAX_CONNECTIONS = 32_768  # of a namespace and a family: a program may open a million sockets
 _INODE_FIELD = 9
 _MAPPED = b"\0" * 10 + b"\xff\xff"  # an IPv4 address in an IPv6 socket
 
@@ -37,19 +39,21 @@ def read_connections(pid: int) -> dict[int, SocketState]:
     for name in ("tcp", "tcp6"):
         try:
             with open(f"/proc/{pid}/net/{name}", encoding="ascii") as file:
-                found |= parse_connections(file.read().splitlines()[1:])
+                found |= parse_connections(islice(file, 1, None))
         except (OSError, ValueError):
             continue
     return found
 
 
 def parse_connections(lines: Iterable[str]) -> dict[int, SocketState]:
-    """Parse the lines of /proc/net/tcp after its header. Pure.
+    """Parse the lines of /proc/net/tcp after its header, up to MAX_CONNECTIONS sockets. Pure.
 
     Raises: ValueError for lines of another format.
     """
-    found = {}
+    found: dict[int, SocketState] = {}
     for line in lines:
+        if len(found) >= MAX_CONNECTIONS:
+            break
         fields = line.split()
         if len(fields) <= _INODE_FIELD:
             raise ValueError(f"expected the fields of /proc/net/tcp, got {line[:80]!r}")

@@ -17,7 +17,7 @@ from clary.agent.autopsy import process_state
 from clary.agent.autopsy.call_records import groups_of, left_calls, match, own_number, read_records
 from clary.agent.autopsy.connections import addresses_in, read_connections, sockets_of
 from clary.agent.autopsy.stacks import find_py_spy, read_stacks
-from clary.base.processes import ProcessEntry, live_descendants
+from clary.base.processes import MAX_ENVIRONMENT_BYTES, ProcessEntry, find_variable, live_descendants
 from clary.contract.collective_records import CallRecord
 from clary.contract.stack_dumps import MAX_PROCESSES, HostDump, ProcessDump, SocketState
 from clary.contract.step_records import FOLDER as STEPS_FOLDER
@@ -27,7 +27,7 @@ WATCHED_S = 0.7  # in this time a running process blocks many times, a hung proc
 _NUM_READERS = 4
 _NUM_ROOTS = 3  # processes whose /proc/PID/root is searched for records: one may end meanwhile
 _TRY_S = 6.0  # limit of one run of py-spy
-_RANK = b"RANK="
+_RANK_DIGITS = 6  # the program chooses the value, and Python refuses to parse thousands of digits
 
 
 def dump_host(
@@ -231,8 +231,5 @@ def _look(
 
 
 def _rank_in_environment(pid: int) -> int | None:
-    for variable in process_state.read(f"/proc/{pid}/environ").split(b"\0"):
-        if variable.startswith(_RANK):
-            text = variable[len(_RANK) :]
-            return int(text) if text.isdigit() else None
-    return None
+    text = find_variable(process_state.read(f"/proc/{pid}/environ", MAX_ENVIRONMENT_BYTES), "RANK") or b""
+    return int(text) if text.isdigit() and len(text) <= _RANK_DIGITS else None

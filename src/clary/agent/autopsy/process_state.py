@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import os
 
+from clary.base.kernel_files import read_at_most
+
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _UTIME_FIELD, _STIME_FIELD = 11, 12  # indexes of fields after the command's closing bracket
 _NS_PER_S = 1e9
 _MAX_COMMAND_CHARACTERS = 60  # later arguments may be secrets and would not fit into a line
+_MAX_COMMAND_BYTES = 16 * 1024  # the longest path of a program, and more arguments than a line shows
+MAX_READ_BYTES = 1024 * 1024  # /proc/PID/status is longest: it names up to 65,536 groups
 
 
-def read(path: str) -> bytes:
-    """Return the content of a file of /proc; empty if it cannot be read."""
+def read(path: str, max_bytes: int = MAX_READ_BYTES) -> bytes:
+    """Return the first `max_bytes` of a file of /proc; empty if it cannot be read."""
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return read_at_most(path, max_bytes)
     except OSError:
         return b""
 
@@ -41,7 +44,7 @@ def runnable_s(pid: int) -> dict[int, float]:
 
 def command(pid: int) -> str:
     """Return the beginning of a process's command line, with the program's name in place of its path."""
-    program, _, arguments = read(f"/proc/{pid}/cmdline").partition(b"\0")
+    program, _, arguments = read(f"/proc/{pid}/cmdline", _MAX_COMMAND_BYTES).partition(b"\0")
     joined = os.path.basename(program) + b" " + arguments.replace(b"\0", b" ")  # folders would fill the line
     text = joined.decode("utf-8", "backslashreplace").strip()
     words = "".join(

@@ -21,8 +21,8 @@ from clary.base.processes import (
     ProcessId,
     descendants_in,
     exec_deadline,
+    has_variable,
     read_process_list,
-    read_variables,
 )
 from clary.contract.box_protocol import MARK
 
@@ -41,13 +41,13 @@ def marked(lease: str, known: Iterable[ProcessId] = (), children: Container[int]
             None if this process adopts no orphans.
     """
     entries = read_process_list()
-    mark, deadline, me = f"{MARK}={lease}".encode(), exec_deadline(), os.getpid()
+    deadline, me = exec_deadline(), os.getpid()
     roots = {process.pid for process in known if process.is_alive() and process.pid in entries}
     if children is not None:
         adopted = {pid for pid, entry in entries.items() if entry.parent == me and pid not in children}
         _reap(pid for pid in adopted if entries[pid].has_ended)
         roots |= adopted
-    roots |= {pid for pid, entry in entries.items() if not entry.has_ended and mark in read_variables(pid, deadline)}
+    roots |= {pid for pid, entry in entries.items() if not entry.has_ended and has_variable(pid, MARK, lease, deadline)}
     return _alive(entries, roots | descendants_in(entries, roots))
 
 

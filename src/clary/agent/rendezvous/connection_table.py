@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from clary.base.processes import live_descendants
 
@@ -74,17 +75,16 @@ def socket_holders(first_pid: int) -> dict[int, int]:
 
 def _connections(path: str, endings: tuple[str, ...]) -> Iterator[Connection]:
     with open(path, encoding="ascii") as file:
-        lines = file.readlines()
-    for line in lines[1:]:
-        fields = line.split()
-        local, remote, state = fields[_LOCAL], fields[_REMOTE], fields[_STATE]
-        if (state == _ESTABLISHED or state in _ENDED) and (local.endswith(endings) or remote.endswith(endings)):
-            yield Connection(
-                local=_end_point(local),
-                remote=_end_point(remote),
-                is_established=state == _ESTABLISHED,
-                inode=int(fields[_INODE]),
-            )
+        for line in islice(file, 1, None):  # line by line: a program may open a million sockets
+            fields = line.split()
+            local, remote, state = fields[_LOCAL], fields[_REMOTE], fields[_STATE]
+            if (state == _ESTABLISHED or state in _ENDED) and (local.endswith(endings) or remote.endswith(endings)):
+                yield Connection(
+                    local=_end_point(local),
+                    remote=_end_point(remote),
+                    is_established=state == _ESTABLISHED,
+                    inode=int(fields[_INODE]),
+                )
 
 
 def _end_point(text: str) -> tuple[str, int]:

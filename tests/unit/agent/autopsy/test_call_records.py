@@ -6,6 +6,8 @@ import sys
 import time
 from datetime import UTC, datetime
 
+import pytest
+
 from clary.agent.autopsy.call_records import groups_of, left_calls, match, own_number, read_records
 from clary.agent.autopsy.host_dump import dump_host
 from clary.base.plain import from_plain, to_plain
@@ -143,3 +145,20 @@ def test_a_dump_holds_the_calls_of_processes_and_of_ended_ranks(tmp_path):
 def test_calls_of_ended_ranks_have_ages_relative_to_the_dump():
     (left,) = left_calls([record(2, 6, 40)], 100 * SECOND_NS)
     assert (left.rank, left.groups[0].calls[0].age_s) == (2, 50.0)
+
+
+@pytest.mark.parametrize(("value", "rank"), [("3", 3), ("9" * 5000, None), ("three", None)])
+def test_a_rank_that_the_program_invents_is_no_number_of_thousands_of_digits(value, rank):
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env={"RANK": value}) as process:
+        dump = dump_host(
+            os.getpid(),
+            number=1,
+            reason="",
+            host="algo-1",
+            addresses=(),
+            ranks={},
+            now=datetime.now(UTC),
+            is_ending=lambda: True,
+        )
+        process.stdin.close()
+    assert {one.pid: one.rank for one in dump.processes}[process.pid] == rank

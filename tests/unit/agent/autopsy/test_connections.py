@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from clary.agent.autopsy import connections
 from clary.agent.autopsy.connections import addresses_in, parse_connections, read_connections, sockets_of
 
 LINES = [
@@ -73,3 +74,8 @@ def test_descriptors_that_close_meanwhile_hide_no_others():
         finally:
             is_over.set()
             busy.join()
+
+
+def test_no_more_than_so_many_sockets_of_a_namespace_are_kept(monkeypatch):
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 2)
+    assert set(parse_connections(LINES)) == {4242, 17}

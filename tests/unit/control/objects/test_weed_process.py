@@ -17,6 +17,7 @@ from clary.contract.launch_plan import Credentials
 from clary.control.objects import weed_process
 from clary.control.objects.seaweed import EmbeddedStore
 from clary.control.objects.weed_process import StoreRecord
+from helpers.huge_areas import huge, small_and_fast
 
 
 def test_ports_are_free_distinct_and_below_the_ephemeral_range() -> None:
@@ -154,3 +155,8 @@ def test_stale_identity_is_not_signalled() -> None:
     assert child.poll() is None
     child.kill()
     child.wait(5)
+
+
+def test_a_store_is_searched_beside_a_stranger_with_a_huge_command_line(tmp_path: Path) -> None:
+    with huge("cmdline", cwd=tmp_path), small_and_fast():
+        assert weed_process.find_running(tmp_path) is None

@@ -7,7 +7,8 @@ writing in that moment, its `open` waits only for the release; the signal that r
 
 Leases need the file's owner or CAP_LEASE, and a file system that supports them. On a file system that other machines
 share, leases do not show the writers on those machines. Then the descriptors and maps of the program's processes are
-searched: a file found there is HELD, any other file is UNKNOWN.
+searched: a file found there is HELD, any other file is UNKNOWN. A process with more than MAX_MAPS_BYTES of maps is
+searched in part: a file that it holds only beyond stays UNKNOWN.
 
 Source: fcntl(2) F_SETLEASE, F_SETSIG; proc(5) for /proc/PID/fd, fdinfo and maps.
 """
@@ -24,6 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clary.agent.checkpoints.evidence.observations import Hold
+from clary.base.kernel_files import lines_at_most, read_at_most
+
+# For the 65,530 maps that the kernel allows a process, with names of usual length; a name may have 4 KiB.
+MAX_MAPS_BYTES = 32 * 1024 * 1024
 
 # Types as in /proc/self/mountinfo. FUSE is included because the storage behind it is unknown.
 _SHARED_TYPES = (
@@ -42,6 +47,7 @@ _SHARED_TYPES = (
     "gfs2",
 )
 _NUM_MAP_FIELDS = 5
+_FDINFO_BYTES = 4096  # the flags stand at the beginning; a list of locks, of any length, follows
 
 
 @dataclass(frozen=True)
@@ -118,14 +124,16 @@ def hold_of(kernel_says: Hold, holders: Collection[Holder]) -> Hold:
 
 def _open_for_writing(pid: int, wanted: Collection[FileId]) -> Iterator[FileId]:
     folder = f"/proc/{pid}/fd"
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # a process may have a million descriptors
+        for entry in entries:
             with contextlib.suppress(OSError, ValueError):
-                status = os.stat(f"{folder}/{name}")  # status of the open file; nothing is opened
+                status = os.stat(f"{folder}/{entry.name}")  # status of the open file; nothing is opened
                 file = FileId(status.st_dev, status.st_ino)
                 if not stat.S_ISREG(status.st_mode) or file not in wanted:
                     continue
-                flags = _flags(_read_text(f"/proc/{pid}/fdinfo/{name}"))
+                flags = _flags(
+                    read_at_most(f"/proc/{pid}/fdinfo/{entry.name}", _FDINFO_BYTES).decode("ascii", "replace")
+                )
                 if flags & os.O_ACCMODE != os.O_RDONLY:
                     yield file
 
@@ -139,10 +147,10 @@ def _flags(text: str) -> int:
 def _mapped_for_writing(pid: int, wanted: Collection[FileId]) -> Iterator[FileId]:
     inodes = {file.inode: file for file in wanted}
     with contextlib.suppress(OSError, ValueError):
-        for line in _read_text(f"/proc/{pid}/maps").splitlines():
+        for line in lines_at_most(f"/proc/{pid}/maps", MAX_MAPS_BYTES):
             fields = line.split(None, _NUM_MAP_FIELDS)
             # The device is not compared: some file systems show another device here than stat does.
-            if len(fields) >= _NUM_MAP_FIELDS and fields[1][1] == "w" and fields[1][3] == "s":
+            if len(fields) >= _NUM_MAP_FIELDS and fields[1][1:2] == b"w" and fields[1][3:4] == b"s":
                 file = inodes.get(int(fields[4]))
                 if file is not None:
                     yield file

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterable
 
-from clary.base.processes import ProcessId, exec_deadline, live_descendants, read_variables
+from clary.base.processes import ProcessId, exec_deadline, has_variable, live_descendants
 
 KILL_TIMEOUT_S = 10.0  # from SIGKILL to exit; a process that takes longer is stuck in the kernel
 
@@ -81,12 +81,11 @@ def in_cgroups(folders: Iterable[str]) -> list[ProcessId]:
 
 def with_variable(name: str, value: str) -> list[ProcessId]:
     """Return the processes started with this environment variable; only the user's own processes are readable."""
-    wanted = f"{name}={value}".encode()
     found = []
     deadline = exec_deadline()
     for pid in _pids():
         process = ProcessId.of(pid)
-        if process is not None and wanted in read_variables(pid, deadline) and process.is_alive():
+        if process is not None and has_variable(pid, name, value, deadline) and process.is_alive():
             found.append(process)
     return found
 

@@ -13,7 +13,8 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from clary.control.engines.local.leftover_things import Kind, Thing
 
@@ -46,9 +47,8 @@ def shared_memory_users(pids: Iterable[int], folder: str = SHARED_MEMORY_FOLDER)
         return users  # no segment, so no users: listing the files of all processes takes a millisecond for each process
     prefix = f"{folder}/"
     for pid in pids:
-        for path in _files_of(pid):
-            if path.startswith(prefix):
-                users.setdefault(path, set()).add(pid)
+        for path in _files_of(pid, prefix):
+            users.setdefault(path, set()).add(pid)
     return users
 
 
@@ -63,7 +63,7 @@ def listening_ports(pids: Iterable[int]) -> dict[int, set[int]]:
     port_of: dict[str, int] = {}
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as file:
-            for fields in (line.split() for line in list(file)[1:]):
+            for fields in (line.split() for line in islice(file, 1, None)):
                 if fields[3] == "0A":  # TCP_LISTEN
                     port_of[fields[9]] = int(fields[1].rpartition(":")[2], 16)
     found: dict[int, set[int]] = {}
@@ -90,25 +90,31 @@ def user_name(number: int) -> str:
         return str(number)
 
 
-def _files_of(pid: int) -> set[str]:
-    """Return the paths of the files that a process has mapped or open."""
-    paths = set()
+def _files_of(pid: int, prefix: str) -> Iterator[str]:
+    """Yield the paths below `prefix` that a process has mapped or open, some of them several times.
+
+    One at a time: a process may have 65,530 mappings and a million descriptors, with names of 4 KiB.
+    """
     with contextlib.suppress(OSError):
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
-            paths = {fields[5].rstrip("\n") for line in file if len(fields := line.split(maxsplit=5)) == 6}
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                paths.add(os.readlink(f"/proc/{pid}/fd/{name}"))
-    return paths
+            for line in file:
+                fields = line.split(maxsplit=5)
+                if len(fields) == 6 and fields[5].startswith(prefix):
+                    yield fields[5].rstrip("\n")
+        with os.scandir(f"/proc/{pid}/fd") as descriptors:
+            for descriptor in descriptors:
+                with contextlib.suppress(OSError):
+                    if (path := os.readlink(descriptor.path)).startswith(prefix):
+                        yield path
 
 
 def socket_inodes(pid: int) -> set[str]:
     """Return the inodes of the sockets that a process has open."""
     found = set()
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
+        for descriptor in descriptors:
             with contextlib.suppress(OSError):
-                target = os.readlink(f"/proc/{pid}/fd/{name}")
+                target = os.readlink(descriptor.path)
                 if target.startswith("socket:["):
                     found.add(target[8:-1])
     return found
@@ -118,7 +124,7 @@ def listening_sockets() -> dict[str, str]:
     """Return path -> inode of the Unix sockets that have a listener, without abstract ones."""
     found = {}
     with contextlib.suppress(OSError), open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
-        for line in list(file)[1:]:
+        for line in islice(file, 1, None):
             fields = line.rstrip("\n").split(maxsplit=7)
             if len(fields) == 8 and not fields[7].startswith("@") and int(fields[3], 16) & _LISTENING_FLAG:
                 found[fields[7]] = fields[6]

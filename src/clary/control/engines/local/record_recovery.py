@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from clary.base.errors import EngineError
-from clary.base.processes import ProcessId, exec_deadline, read_arguments, read_variables
+from clary.base.processes import ProcessId, exec_deadline, read_arguments, read_variable
 from clary.control.engines.local import anchors, attempt_record, cleaning
 from clary.control.engines.local.agent_processes import AGENT_LOG, MARK_VARIABLE
 from clary.control.engines.local.attempt_record import RECORD_FILE, AttemptRecord
@@ -72,7 +72,7 @@ def find(folder: Path) -> AttemptRecord | None:
         host = command[command.index("--host") + 1] if "--host" in command[:-1] else ""
         if host and _output_of(process) == str(folder / host / AGENT_LOG):
             agents[host] = process
-            mark = _mark_of(process) or mark
+            mark = read_variable(process.pid, MARK_VARIABLE) or mark
     if not agents:
         return None
     places = cleaning.own_cgroup_places()
@@ -93,12 +93,6 @@ def _output_of(process: ProcessId) -> str:
         return os.readlink(f"/proc/{process.pid}/fd/1").removesuffix(_DELETED)
     except OSError:
         return ""
-
-
-def _mark_of(process: ProcessId) -> str:
-    prefix = f"{MARK_VARIABLE}=".encode()
-    variables = read_variables(process.pid)
-    return next((item.removeprefix(prefix).decode() for item in variables if item.startswith(prefix)), "")
 
 
 def _anchors_of(folder: Path) -> list[ProcessId]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clary.base.errors import EngineError
-from clary.base.processes import exec_deadline, read_arguments, read_variables
+from clary.base.processes import exec_deadline, has_variable, read_arguments
 from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.control.engines.local import attempt_record, disk_faults, killing, network_faults, rehearsal_records
 from clary.control.engines.local.engine import JOBS_FOLDER, LocalEngine
@@ -110,8 +110,8 @@ def _kill_rank(folder: Path, rank: int) -> None:
     below = [
         process for agent in attempt_record.living_agents(folder).values() for process in killing.descendants(agent)
     ]
-    wanted, deadline = f"RANK={rank}".encode(), exec_deadline()
-    ours = [process for process in below if wanted in read_variables(process.pid, deadline)]
+    deadline = exec_deadline()
+    ours = [process for process in below if has_variable(process.pid, "RANK", str(rank), deadline)]
     if not ours and rank == 0:  # a single process has no rank
         ours = [
             process for process in below if any(_RANK_SHIM in part for part in read_arguments(process.pid, deadline))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clary.base.processes import ProcessId, read_arguments, read_variables
+from clary.base.processes import ProcessId, read_arguments, read_environment
 from clary.control.engines.local import fork_server as fork_server_module
 from clary.control.engines.local import killing
 from clary.control.engines.local.agent_processes import (
@@ -89,7 +89,7 @@ def test_a_forked_agent_shows_its_own_command_and_mark_and_no_token(server, agen
     first, second = fork(server, agents, **one), fork(server, agents, **two)
     for agent, given in ((first, one), (second, two)):
         assert read_arguments(agent.pid) == given["command"]
-        shown = read_variables(agent.pid)
+        shown = read_environment(agent.pid).split(b"\0")
         assert f"{MARK_VARIABLE}={given['environment'][MARK_VARIABLE]}".encode() in shown
         assert not [text for text in shown if b"token-of" in text]
         assert killing.with_variable(MARK_VARIABLE, given["environment"][MARK_VARIABLE]) == [agent]
