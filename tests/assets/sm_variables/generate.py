@@ -1,6 +1,6 @@
 """Script that writes the goldens of this folder: the variables that AWS's own launchers set for sample jobs.
 
-Run by hand, never by tests, with the interpreter of an environment that has sagemaker-training 5.1.4:
+Run by hand, with the interpreter of an environment that has sagemaker-training 5.1.4; tests read its sample jobs:
 
     python generate.py toolkit
     python generate.py v3 PATH/sagemaker/train/container_drivers/scripts/environment.py    # of SDK 3.27

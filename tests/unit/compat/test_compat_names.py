@@ -34,11 +34,17 @@ ANY_PYTHON = (
     "smdistributed/giving_way.py",
     "smdistributed/dataparallel/__init__.py",
     "smdistributed/modelparallel/__init__.py",
+    *(
+        str(path.relative_to(COMPAT))
+        for package in ("clary_toolkit", "sagemaker_training", "sagemaker_containers")
+        for path in sorted((COMPAT / package).rglob("*.py"))
+    ),
 )
 ALLOWED = (
     "clary.train",
     "smdistributed.dataparallel",
     "horovod",
+    "clary_toolkit",
     "torch",
     "tensorflow",
     "mxnet",

@@ -159,6 +159,8 @@ class _Task:
     def key(self) -> str:
         """Return the name of the copy: a hash of all inputs of the installation."""
         what = [_SCHEME, str(self.world.sandbox.isolation), str(self.is_package)]
+        if self.world.is_offline:
+            what.append("offline")  # only cached versions were available
         if self.is_package or self.asked is None or self.asked.needs_source:
             what.append(source_digest(self.source, check=self.check))
             if not self.world.is_isolated:

@@ -1,10 +1,13 @@
-"""The folder where programs of a job find `clary.train` and our `smdistributed`, `smdebug` and `horovod`.
+"""The folder where programs of a job find `clary.train` and the foreign names of `clary.compat`.
 
 Where: the supervisor builds it together with `/opt/ml`; launchers put it last on PYTHONPATH. No package is installed.
 
     /opt/ml/.clary/python/
         clary/train, clary/contract, clary/base  links to this installation; a namespace package, see below
         smdistributed, smdebug, horovod  links to `clary.compat`
+        sagemaker_training              link; the description of the job, as AWS's containers have it
+        sagemaker_containers            link; the same under its older name
+        clary_toolkit                   link; the modules of both
         clary_autoload.py               link; called when torch is imported
         clary_cuda_on_cpu               link; called when torch is imported, acts only on request
         clary_rehearsal.py              likewise
@@ -13,8 +16,8 @@ Where: the supervisor builds it together with `/opt/ml`; launchers put it last o
 [Note: the user's packages win] PYTHONPATH precedes site-packages, so even the last folder on PYTHONPATH would win over
 the user's packages. `clary` and `smdistributed` are therefore namespace packages here: Python prefers a regular package
 of that name anywhere on the path. If AWS's `smdistributed` is a namespace package too, the code of our
-`smdistributed.dataparallel` loads AWS's module instead; our `smdebug` and `horovod`, which are regular packages, do the
-same.
+`smdistributed.dataparallel` loads AWS's module instead; our `smdebug`, `horovod`, `sagemaker_training` and
+`sagemaker_containers`, which are regular packages, do the same.
 Source: PEP 420; torch 2.5 "Autoloading Out-of-Tree Extension".
 """
 
@@ -30,7 +33,17 @@ from clary.contract.ml_tree import MlTree
 
 PACKAGE_FOLDER = Path(clary.__file__).parent  # of this installation; hosts see it at the same path
 _WINGS = ("train", "contract", "base")  # packages that programs may import
-_COMPAT = ("smdistributed", "smdebug", "horovod", "clary_autoload.py", "clary_cuda_on_cpu", "clary_rehearsal.py")
+_COMPAT = (
+    "smdistributed",
+    "smdebug",
+    "horovod",
+    "sagemaker_training",
+    "sagemaker_containers",
+    "clary_toolkit",
+    "clary_autoload.py",
+    "clary_cuda_on_cpu",
+    "clary_rehearsal.py",
+)
 _METADATA = f"""\
 Metadata-Version: 2.1
 Name: clary

@@ -316,6 +316,7 @@ def _training_env(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str,
     master = (distribution_hosts or resources["hosts"])[0]
     program = platform.get(hps.PROGRAM)
     module = str(program)  # "None" if there is no program, as in the toolkit
+    parameters = plan.user_environment.get("SM_HP_MP_PARAMETERS")
     return {
         "additional_framework_parameters": hps.framework_parameters(plan.hyperparameters),
         "channel_input_dirs": {c.name: str(inside.channel(c.name)) for c in channels_of(plan, host)},
@@ -335,7 +336,7 @@ def _training_env(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str,
         "instance_groups_dict": groups,
         "is_hetero": len(groups) > 1,
         "is_master": host.name == master,
-        "is_modelparallel_enabled": plan.user_environment.get("SM_HP_MP_PARAMETERS"),
+        "is_modelparallel_enabled": parameters and parameters != "{}",
         # the launchers' shims, which come first in PATH, include smddpmprun and smddprun
         "is_smddpmprun_installed": True,
         "is_smddprun_installed": True,

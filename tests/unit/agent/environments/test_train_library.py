@@ -50,7 +50,10 @@ def test_the_folder_holds_the_train_side_the_foreign_names_and_nothing_else(libr
         "clary_autoload.py",
         "clary_cuda_on_cpu",
         "clary_rehearsal.py",
+        "clary_toolkit",
         "horovod",
+        "sagemaker_containers",
+        "sagemaker_training",
         "smdebug",
         "smdistributed",
     ]
