@@ -187,16 +187,17 @@ class StateFolder:
     def read_engine(self) -> str:
         """Return the engine of the last service; `local` if the folder records no engine."""
         try:
-            return self._engine_path.read_text(encoding="ascii").strip() or LOCAL_ENGINE
+            return self.engine_path.read_text(encoding="ascii").strip() or LOCAL_ENGINE
         except (OSError, ValueError):
             return LOCAL_ENGINE
 
     def write_engine(self, name: str) -> None:
         """Record the engine of the starting service. Raises: OSError."""
-        replace_durably(self._engine_path, name.encode("ascii"))
+        replace_durably(self.engine_path, name.encode("ascii"))
 
     @property
-    def _engine_path(self) -> Path:
+    def engine_path(self) -> Path:
+        """File with the name of the engine of the last service."""
         return self.root / "run" / "engine"
 
     def create(self) -> None:

@@ -9,7 +9,8 @@ LEAD merges the trees of all hosts (see `merging`) into the final objects:
 - `output.tar.gz`, if any host has files in `output/data` or a failure file;
 - with CompressionType NONE, instead of archives, one object per file below `model/` and `data/`.
 An archive streams through gzip into a multipart upload without a copy on disk and is verified by the size that the
-store reports. The last step removes the staged parts.
+store reports. The last step removes the staged parts; if the store refuses that, the results are complete all the
+same, and a note says what stays.
 
 [Note: repeated LEAD] An agent may get the order to lead again because its report was lost. While the staged parts
 exist, a repeated merge gives the same objects. They are removed only after a complete and verified merge. A mark in the
@@ -37,9 +38,10 @@ from clary.agent.artifacts.staging import (
     result_sources,
     stage_results,
     staged_members,
+    staging_prefix,
 )
 from clary.agent.notes import NoteBook
-from clary.base.errors import AgentError
+from clary.base.errors import AgentError, ObjectStoreError
 from clary.contract.agent_protocol import StagedPart, UploadRole
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.ml_tree import MlTree
@@ -120,7 +122,7 @@ class _Lead:
         self._is_model_due = False  # whether the model's archive is written also if it is empty
 
     def upload(self, *, omits_empty_model: bool) -> UploadFacts:
-        """Write and verify the final objects, then remove the staged parts."""
+        """Write and verify the final objects, then tidy up."""
         self._is_model_due = self._plan.output.is_compressed and not omits_empty_model
         self._require_known_hosts()
         missing = missing_parts(self._staged, store=self._store)
@@ -130,10 +132,23 @@ class _Lead:
         uploaded = [
             uri for kind in (ResultKind.OUTPUT, ResultKind.MODEL) if (uri := self._upload_kind(kind)) is not None
         ]
-        for sink in self._loose_sinks:
-            sink.mark(self._metadata)
-        remove_staging(self._plan, store=self._store)
+        self._tidy_up()
         return UploadFacts(uploaded=tuple(reversed(uploaded)), notes=self._notes.lines())
+
+    def _tidy_up(self) -> None:
+        """Mark loose objects and remove the staged parts; the final objects are complete, so an error is only noted.
+
+        Without the mark the parts stay, because a repeated order needs one of the two; see [Note: repeated LEAD].
+        """
+        try:
+            for sink in self._loose_sinks:
+                sink.mark(self._metadata)
+            remove_staging(self._plan, store=self._store)
+        except (ObjectStoreError, AgentError) as error:
+            self._notes.add(
+                f"the results are complete, but their staged parts could not be removed from "
+                f"{staging_prefix(self._plan)}: {error.message}"
+            )
 
     def _upload_kind(self, kind: ResultKind) -> str | None:
         """Write the final objects of one kind and return their URI, or None if there is nothing to write."""
@@ -190,8 +205,8 @@ class _Lead:
                 "ran?",
                 details={"missing": [part.uri for part in missing]},
             )
-        remove_staging(self._plan, store=self._store)
-        return UploadFacts(uploaded=uploaded)
+        self._tidy_up()
+        return UploadFacts(uploaded=uploaded, notes=self._notes.lines())
 
     def _owes_model(self) -> bool:
         """Whether a complete merge includes the model's archive."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from clary.agent.log.metric_matching import MATCH_LIMIT_S
+from clary.base.limited_runs import end_process
 from clary.contract.agent_protocol import LogBlock, MetricValue
 from clary.contract.launch_plan import MetricDefinition
 
@@ -91,6 +91,8 @@ class MetricFinder:
             # Signals to the agent's process group must not end the matching before the last lines.
             start_new_session=True,
         )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)  # only this end of the pipe
         errors = self._exchange([definition.regex for definition in self._definitions], START_LIMIT_S)
         for definition, error in zip(self._definitions, errors, strict=True):
             if error is not None:
@@ -102,9 +104,7 @@ class MetricFinder:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         deadline_s = time.monotonic() + limit_s
-        payload = memoryview(json.dumps(request).encode() + b"\n")
-        while payload:
-            payload = payload[os.write(self._process.stdin.fileno(), payload) :]
+        self._send(self._process.stdin.fileno(), json.dumps(request).encode() + b"\n", deadline_s, limit_s)
         descriptor = self._process.stdout.fileno()
         with selectors.DefaultSelector() as selector:
             selector.register(descriptor, selectors.EVENT_READ)
@@ -119,15 +119,30 @@ class MetricFinder:
         answer, _, self._unread = self._unread.partition(b"\n")
         return json.loads(answer)
 
+    @staticmethod
+    def _send(descriptor: int, data: bytes, deadline_s: float, limit_s: float) -> None:
+        """Write to a pipe that does not block. Raises: TimeoutError if the process does not read.
+
+        Args:
+            descriptor: writing end of the pipe.
+            data: what is written.
+            deadline_s: monotonic time at which the wait ends.
+            limit_s: the whole limit, for the error.
+        """
+        left = memoryview(data)
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_WRITE)
+            while left:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or not selector.select(left_s):
+                    raise TimeoutError(f"it read nothing within {limit_s:g} s")
+                left = left[os.write(descriptor, left) :]
+
     def _end(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+        end_process(process)
 
 
 def _with_values(blocks: list[LogBlock], found: dict[int, list[tuple[str, float]]]) -> list[LogBlock]:

@@ -29,6 +29,7 @@ from typing import IO, Any
 from clary.base.errors import Fault, ObjectStoreError
 from clary.base.processes import ProcessId
 from clary.contract.launch_plan import Credentials, Endpoint
+from clary.control.background_tasks import keep_running
 from clary.control.full_disks import why_full
 from clary.control.objects import weed_process, weed_security
 from clary.control.objects.start_patience import StartPatience, signs_of
@@ -42,6 +43,7 @@ PROBE_INTERVAL_S = 0.1
 PORT_WAIT_S = 3.0
 MAX_PORT_CHOICES = 4  # per start, if ports are taken between choice and bind
 REAP_TIMEOUT_S = 1.0
+LOOK_INTERVAL_S = 1.0  # between tries to watch a process while the service has no free descriptor
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
 STEADY_S = 60.0  # a store that ran this long is restarted with the shortest back-off
@@ -119,7 +121,7 @@ class EmbeddedStore:
         except BaseException:
             self._release_lock()
             raise
-        self._watcher = asyncio.create_task(self._watch(), name="seaweed-watch")
+        self._watcher = keep_running("seaweed-watch", self._watch)
         return self.endpoint
 
     async def stop(self) -> None:
@@ -398,11 +400,19 @@ async def _won_over(probe: Coroutine[Any, Any, None], end: Coroutine[Any, Any, N
 
 
 async def _ended(process: ProcessId) -> None:
-    """Wait until a process has ended, without polling."""
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return
+    """Wait until a process has ended; without polling, unless no descriptor for it can be opened."""
+    is_told = False
+    while True:
+        try:
+            descriptor = os.pidfd_open(process.pid)
+            break
+        except ProcessLookupError:
+            return
+        except OSError as error:  # no descriptor is free; until one is, the store could not be started again either
+            if not is_told:
+                _log.warning("object store: process %d cannot be watched for now: %s", process.pid, error.strerror)
+            is_told = True
+        await asyncio.sleep(LOOK_INTERVAL_S)
     try:
         if process.is_alive():  # checked after the descriptor was opened, so the descriptor belongs to this process
             ended = asyncio.Event()

@@ -27,10 +27,10 @@ async def remove_expired_streams(logs: LogStore, hub: JobHub) -> int:
 
 
 async def keep_removing(logs: LogStore, hub: JobHub) -> None:
-    """Remove expired streams at intervals until cancelled; an error of the store is logged."""
+    """Remove expired streams at intervals until cancelled; an error of the store or its files is logged."""
     while True:
         try:
             await remove_expired_streams(logs, hub)
-        except StoreError as error:
-            _log.warning("log streams that have expired stay for now: %s", error.message)
+        except (StoreError, OSError) as error:
+            _log.warning("log streams that have expired stay for now: %s", error)
         await asyncio.sleep(INTERVAL_S)

@@ -54,10 +54,10 @@ class RuleNotices:
         timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             while True:
-                await self._has_some.wait()
-                self._has_some.clear()
-                while self._waiting:
+                while self._waiting:  # before the first wait, too: an error may have ended an earlier call
                     await self._send(session, self._waiting.popleft())
+                self._has_some.clear()
+                await self._has_some.wait()
 
     async def _send(self, session: aiohttp.ClientSession, notice: dict[str, Any]) -> None:
         what = f"rule {notice['rule_configuration_name']} of {notice['training_job_name']}"

@@ -77,10 +77,10 @@ class TraceExporter:
         timeout = aiohttp.ClientTimeout(total=TRY_S)
         async with aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session:
             while True:
-                await self._has_some.wait()
-                self._has_some.clear()
-                while self._waiting:
+                while self._waiting:  # before the first wait, too: an error may have ended an earlier call
                     await self._send(session, self._waiting.popleft())
+                self._has_some.clear()
+                await self._has_some.wait()
 
     async def _send(self, session: aiohttp.ClientSession, job: TrainingJob) -> None:
         problem = ""

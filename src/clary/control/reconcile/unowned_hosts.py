@@ -1,7 +1,8 @@
 """Release of hosts that no job of the database owns, when the service starts, before its first launch.
 
-Where: `server.core` calls `take_back` at the start, `server.service` runs `reap` as a task. Such hosts remain if a
-job's record cannot be read, if the database was restored from an older backup or created anew, or if a folder was left
+Where: `server.core` calls `take_back` at the start, `server.service` runs `reap` as a task, and calls `end_all` if
+another service has taken the database over. Such hosts remain if a job's record cannot be read, if the database was
+restored from an older backup or created anew, if a service was killed while it gave hosts back, or if a folder was left
 over. Their programs would continue to train unseen, hold memory that is counted as free, and overwrite the results of
 other jobs. Folders of ended jobs that the database lacks are moved aside, because a new job of that name could not
 begin in them.
@@ -15,6 +16,7 @@ import re
 from typing import Protocol
 
 from clary.base.errors import ClaryError
+from clary.control.background_tasks import keep_running
 from clary.control.engines.interface import HeldAttempt, Released
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.hub import JobHub
@@ -56,6 +58,9 @@ class JobReader(Protocol):
     async def get_job(self, name: str) -> TrainingJob | None:
         """Read a job; raises JobUnreadable."""
 
+    async def require_lease(self) -> None:
+        """Raise StaleLease if another service owns the jobs of the database by now."""
+
 
 class UnownedHosts:
     """Releases hosts that no job owns."""
@@ -79,7 +84,7 @@ class UnownedHosts:
         if not found:
             return
         found.sort(key=lambda held: not _POOL.fullmatch(held.name))  # pools first: their agents use attempt folders
-        self._task = asyncio.create_task(self._release_all(found), name="unowned-hosts")
+        self._task = keep_running("unowned-hosts", lambda: self._release_all(found))
         await asyncio.wait([self._task], timeout=START_WAIT_S)
 
     async def _set_aside_unknown(self) -> None:
@@ -124,6 +129,7 @@ class UnownedHosts:
 
     async def _is_released(self, held: HeldAttempt) -> bool:
         try:
+            await self._store.require_lease()  # else the host may belong to a job of the service that has the lease
             if _POOL.fullmatch(held.name):
                 released = await self._engine.end(held.name)
                 why = "no job holds it"
@@ -134,6 +140,9 @@ class UnownedHosts:
                     why = f"{why}; its folder is now {await self._engine.set_aside(held.name)}"
         except ClaryError as error:
             log.warning("%s, attempt %d: hosts without a job stay: %s", held.name, held.attempt, error.message)
+            return False
+        except Exception:  # boundary: one host's failure must not keep the hosts behind it
+            log.exception("%s, attempt %d: hosts without a job stay", held.name, held.attempt)
             return False
         log.warning(
             "%s, attempt %d: its hosts were taken back (%d processes ended): %s",
@@ -157,6 +166,25 @@ class UnownedHosts:
             return any(job.pool == held.name for job in jobs)
         job = self._hub.live_job(held.name)
         return job is not None and not job.is_released and job.attempt == held.attempt
+
+
+async def end_all(engine: Hosts) -> None:
+    """End all hosts of this machine, because another service owns their jobs by now and has lost these hosts.
+
+    Their agents report to this service only. The other service starts the jobs again, and these programs would
+    overwrite the results.
+    """
+    held = await engine.unreleased()
+    for one in sorted(held, key=lambda one: not _POOL.fullmatch(one.name)):  # pools first, as in `take_back`
+        try:
+            if _POOL.fullmatch(one.name):
+                await engine.end(one.name)
+            else:
+                await engine.end_attempt(one.name, one.attempt)
+        except ClaryError as error:
+            log.warning("%s, attempt %d: its hosts stay: %s", one.name, one.attempt, error.message)
+        else:
+            log.warning("%s, attempt %d: its hosts were ended, for a service elsewhere", one.name, one.attempt)
 
 
 _UNKNOWN = "the database has no job of that name"

@@ -47,6 +47,8 @@ class BackupKeeper:
                 await self.make()
             except ClaryError as error:
                 log.warning("%s", error.message)
+            except Exception:  # boundary: no error may end the backups of a service that runs for months
+                log.exception("a backup of the database failed; the next one is made at its time")
             pause_s = max(self._interval_s, REST_FACTOR * (self._clock.monotonic() - began_s))
 
     async def make(self) -> Backup | None:
@@ -56,8 +58,8 @@ class BackupKeeper:
         async with self._lock:
             try:
                 made = await asyncio.to_thread(self._backups.make, self._clock.now())
-            except ClaryError as error:
-                self.failure = error.message
+            except Exception as error:
+                self.failure = error.message if isinstance(error, ClaryError) else f"{type(error).__name__}: {error}"
                 raise
         self.failure = ""
         return made

@@ -66,6 +66,17 @@ def mend_files(folder: StateFolder, record: ServiceRecord, secrets: RootSecrets)
         folder.write_secrets(secrets)
 
 
+def mend_engine(folder: StateFolder, engine: str) -> None:
+    """Write the name of the service's engine unless its file holds it; raises OSError.
+
+    The next service trusts the file: with another engine it would not find the hosts that jobs hold.
+    """
+    if folder.read_engine() != engine:
+        log.warning("%s was deleted or changed; it is written anew", folder.engine_path)
+        folder.engine_path.parent.mkdir(parents=True, exist_ok=True)
+        folder.write_engine(engine)
+
+
 def _read_record(path: Path) -> ServiceRecord | None:
     try:
         return read_record_file(path)

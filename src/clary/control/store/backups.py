@@ -53,13 +53,16 @@ class Backups:
         self._monotonic = monotonic
 
     def all(self) -> list[Backup]:
-        """Return the backups, newest first."""
-        found = []
-        for path in self._folder.iterdir() if self._folder.is_dir() else ():
-            matched = _NAME.fullmatch(path.name)
-            if matched is not None:
-                made_at = datetime.strptime(matched[1], _TIME_FORMAT).replace(tzinfo=UTC)
-                found.append(Backup(path=path, made_at=made_at, size_bytes=path.stat().st_size))
+        """Return the backups, newest first. Raises: StoreError if their folder cannot be read."""
+        try:
+            paths = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name)]
+            found = [backup for path in paths if (backup := _backup_at(path)) is not None]
+        except FileNotFoundError:  # no backup was made yet
+            return []
+        except OSError as error:
+            raise StoreError(
+                f"the backups in {self._folder} cannot be listed: {error}", fault=Fault.INFRASTRUCTURE, retryable=True
+            ) from error
         return sorted(found, key=lambda backup: backup.path.name, reverse=True)
 
     def make(self, now: datetime) -> Backup:
@@ -69,8 +72,27 @@ class Backups:
         new copy is named after the next microsecond: otherwise, once the clock was set back, the new copy would count
         as the oldest and be removed.
 
-        Raises: StoreError if there is no room, or the copy cannot be made or read; then older copies stay.
+        Raises: StoreError if there is no room, or the copy cannot be made or read; then older copies stay. Also if an
+            old copy cannot be removed; then the new one is in place.
         """
+        try:
+            made = self._make(now)
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(
+                f"no backup of {self._database} could be made: {error}", fault=Fault.INFRASTRUCTURE, retryable=True
+            ) from error
+        try:
+            for old in self.all()[self._keep :]:
+                old.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"{made.path} was made, but older backups could not be removed: {error}",
+                fault=Fault.INFRASTRUCTURE,
+                retryable=True,
+            ) from error
+        return made
+
+    def _make(self, now: datetime) -> Backup:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for leftover in self._folder.glob("*.new*"):  # left by a killed service
             leftover.unlink(missing_ok=True)
@@ -92,16 +114,11 @@ class Backups:
             if wrong:
                 raise StoreError(f"the backup of {self._database} is damaged: {wrong}", fault=Fault.INFRASTRUCTURE)
             draft.replace(target)
-            _sync_folder(self._folder)
-        except (sqlite3.Error, OSError) as error:
-            raise StoreError(
-                f"no backup of {self._database} could be made: {error}", fault=Fault.INFRASTRUCTURE, retryable=True
-            ) from error
+            sync_folder(self._folder)
+            return Backup(path=target, made_at=now, size_bytes=target.stat().st_size)
         finally:
-            draft.unlink(missing_ok=True)
-        for old in self.all()[self._keep :]:
-            old.path.unlink(missing_ok=True)
-        return Backup(path=target, made_at=now, size_bytes=target.stat().st_size)
+            with contextlib.suppress(OSError):  # must not hide the first error; the next call removes it
+                draft.unlink(missing_ok=True)
 
     def bring_back(self, name: str | None, now: datetime) -> tuple[Backup, Path | None]:
         """Replace the database by a backup; no process may have the database open.
@@ -134,19 +151,39 @@ class Backups:
                 f"at {draft.parent}",
                 fault=Fault.INFRASTRUCTURE,
             ) from error
-        aside = set_aside(self._database, now)
-        draft.replace(self._database)
-        _sync_folder(self._database.parent)
+        try:
+            aside = set_aside(self._database, now)
+            draft.replace(self._database)
+            sync_folder(self._database.parent)
+        except OSError as error:
+            raise StoreError(
+                f"{found[0].path} cannot take the place of {self._database}: {error}; the former database is there or "
+                f"beside it, with .set-aside- in its name; mend {self._database.parent} and try again",
+                fault=Fault.INFRASTRUCTURE,
+            ) from error
         return found[0], aside
 
     def way_out(self) -> str:
         """Return one or two sentences on how to restore the database."""
         anew = "begin anew, without the jobs of the past, with: clary up --new-database"
-        newest = next(iter(self.all()), None)
+        try:
+            newest = next(iter(self.all()), None)
+        except StoreError as error:  # this text is part of another error, which matters more
+            return f"{error.message}; make that folder readable; or {anew}"
         if newest is None:
             return f"there is no backup in {self._folder}; {anew}"
         made = newest.made_at.strftime("%Y-%m-%d %H:%M UTC")
         return f"the newest backup is {newest.path}, of {made}; bring it back with: clary backup restore; or {anew}"
+
+
+def _backup_at(path: Path) -> Backup | None:
+    """Return the backup whose name a path has; None if it was removed meanwhile or is no backup. Raises: OSError."""
+    try:
+        made_at = datetime.strptime(path.name.removeprefix("clary-").removesuffix("Z.db"), _TIME_FORMAT)
+        size_bytes = path.stat().st_size
+    except (FileNotFoundError, ValueError):  # ValueError: digits that are no time; the service did not make that file
+        return None
+    return Backup(path=path, made_at=made_at.replace(tzinfo=UTC), size_bytes=size_bytes)
 
 
 def copy(source: Path, target: Path) -> None:
@@ -198,7 +235,8 @@ def set_aside(database: Path, now: datetime) -> Path | None:
     return target
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Force a folder's list of names to disk, so that a renamed file is found after a power cut. Raises: OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -23,6 +23,11 @@ from clary.base.errors import NOTHING_CHANGED, Fault, StoreError
 BUSY_TIMEOUT_S = 10.0  # longest wait of a statement for a lock that another process holds
 CONNECT_TIMEOUT_S = 10.0
 STATEMENT_TIMEOUT_S = 30.0  # PostgreSQL ends a statement that runs longer
+# A PostgreSQL machine that loses its power or its network after it has acknowledged a query sends nothing more; the
+# statement's limit ended with the server, so only probes of the connection end the wait.
+PROBE_AFTER_S = 10  # silence before the first probe
+PROBE_INTERVAL_S = 5
+NUM_PROBES = 4  # unanswered probes after which the connection has failed
 _PRIMARY_CODE = 0xFF  # mask: the primary code within an extended SQLite error code
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _MAX_WAL_PAUSE_S = 0.02  # between attempts to switch the journal mode
@@ -163,7 +168,13 @@ def _forbid_writing(connection: Any, _record: Any) -> None:
 def _postgres_arguments() -> dict[str, Any]:
     return {
         "connect_timeout": int(CONNECT_TIMEOUT_S),
-        "tcp_user_timeout": int(STATEMENT_TIMEOUT_S * 1000),
+        "tcp_user_timeout": int(
+            STATEMENT_TIMEOUT_S * 1000
+        ),  # for data that is not acknowledged; no probes are sent then
+        "keepalives": 1,
+        "keepalives_idle": PROBE_AFTER_S,
+        "keepalives_interval": PROBE_INTERVAL_S,
+        "keepalives_count": NUM_PROBES,
         "application_name": "clary",
         "options": (
             f"-c statement_timeout={int(STATEMENT_TIMEOUT_S * 1000)} "

@@ -15,7 +15,7 @@ from pathlib import Path
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
-from clary.control.store.backups import SIDE_FILES
+from clary.control.store.backups import SIDE_FILES, sync_folder
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,8 @@ class FileGuard:
     Args:
         file: the opened database file.
         engines: the writer's and the readers'; they connect again after the file was put back.
+
+    Raises: OSError if the file cannot be looked at.
     """
 
     def __init__(self, file: Path, engines: tuple[Engine, Engine]) -> None:
@@ -38,9 +40,13 @@ class FileGuard:
     def look(self) -> None:
         """Put the file back if its path no longer leads to the opened file.
 
-        Raises: OperationalError if it cannot be put back; then no transaction may begin.
+        Raises: OperationalError if it cannot be looked at or put back; then no transaction may begin, and the next call
+            tries again.
         """
-        found, sides = _identity(str(self._file)), [_identity(side) for side in self._sides]
+        try:
+            found, sides = _identity(str(self._file)), [_identity(side) for side in self._sides]
+        except OSError as error:  # a file server that hangs for a moment: nothing shows that the file has changed
+            raise _refusal(f"look at {self._file}", error) from error
         if found == self._known:  # side files are made at the first write
             self._known_sides = [known or side for known, side in zip(self._known_sides, sides, strict=True)]
         if found == self._known and sides == self._known_sides:
@@ -50,6 +56,11 @@ class FileGuard:
         self._put_back()
 
     def _put_back(self) -> None:
+        """Copy the open database to its path.
+
+        Until the copy lies there, the connections stay open: if the path's file was deleted, only they have the data.
+        SQLite writes nothing of a moved file when its last connection is closed, so closing them later is safe.
+        """
         draft = self._file.with_name(f"{self._file.name}.put-back")
         try:
             draft.unlink(missing_ok=True)
@@ -60,17 +71,27 @@ class FileGuard:
                 source.backup(target)
             with draft.open("rb") as file:
                 os.fsync(file.fileno())
-            self._readers.dispose()
-            self._writer.dispose()
-            for suffix in SIDE_FILES:  # SQLite would replay the deleted file's side files into the restored file
-                Path(f"{self._file}{suffix}").unlink(missing_ok=True)
+                known = os.fstat(file.fileno())
+            for side in self._sides:  # SQLite would replay the deleted file's side files into the restored file
+                Path(side).unlink(missing_ok=True)
             draft.replace(self._file)
         except (OSError, sqlite3.Error) as error:
-            draft.unlink(missing_ok=True)
-            cause = error if isinstance(error, sqlite3.Error) else sqlite3.OperationalError(str(error))
-            raise OperationalError(f"put {self._file} back", None, cause) from error
-        self._known = _identity(str(self._file))
+            with contextlib.suppress(OSError):  # a full disk is given back its room; the next call makes another copy
+                draft.unlink(missing_ok=True)
+            raise _refusal(f"put {self._file} back", error) from error
+        self._known = known.st_dev, known.st_ino
         self._known_sides = [None for _ in self._sides]
+        self._readers.dispose()
+        self._writer.dispose()
+        try:
+            sync_folder(self._file.parent)
+        except OSError as error:  # the file is in place; only a power cut within seconds could still undo that
+            log.warning("%s: the folder of the database could not be synced: %s", self._file.parent, error.strerror)
+
+
+def _refusal(doing: str, error: OSError | sqlite3.Error) -> OperationalError:
+    cause = error if isinstance(error, sqlite3.Error) else sqlite3.OperationalError(str(error))
+    return OperationalError(doing, None, cause)
 
 
 def _identity(path: str) -> tuple[int, int] | None:

@@ -7,14 +7,18 @@ cost of durability is shared, and no success is reported before the data is on d
 Small operations of one kind that wait for the same commit may be given to one function at once (`run_together`): a
 statement for twenty rows costs little more than a statement for one row.
 
-Failures: an operation that raises is undone and fails alone; a transaction that cannot be committed fails every
-operation in it; after the thread has died, every operation fails, and its error names the first cause.
+A fence, if one is set, checks at the start of each transaction whether this process may still write.
+
+Failures: an operation that raises is undone and fails alone; a transaction that cannot be committed, for whatever
+reason, fails every operation in it, and the next transaction is tried; after the thread has died, every operation
+fails, and its error names the first cause.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 from collections import deque
@@ -37,6 +41,8 @@ MAX_BATCH = 256  # operations in a transaction; bounds the time that an operatio
 MAX_QUEUED = 20_000  # operations that may be queued; more would time out anyway
 _MAX_REPEATS = 5  # of an operation after deadlocks or serialization failures with other services
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(slots=True, eq=False)
 class _Operation:
@@ -51,6 +57,7 @@ class _Operation:
     error: BaseException | None = None
     together: Callable[[Connection, Sequence[Any]], Sequence[Any]] | None = None  # runs many operations at once
     item: Any = None  # this operation's argument for that function
+    is_fenced: bool = True  # whether it runs only while the fence allows writes
 
 
 class GroupCommitWriter:
@@ -59,7 +66,7 @@ class GroupCommitWriter:
     Args:
         engine: its transactions take the write lock at their start.
         max_batch: maximum number of operations in a transaction.
-        before_commit: called on the thread before each batch; raises SQLAlchemyError to prevent its transaction.
+        before_commit: called on the thread before each batch; an error that it raises prevents the batch's transaction.
     """
 
     def __init__(
@@ -67,6 +74,7 @@ class GroupCommitWriter:
     ) -> None:
         self._engine = engine
         self._before_commit = before_commit
+        self._fence: Callable[[Connection], None] | None = None
         self._max_batch = max_batch
         self._queue: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
         self._repeats: deque[_Operation] = deque()  # aborted operations to repeat, each in its own transaction
@@ -75,16 +83,27 @@ class GroupCommitWriter:
         self._thread = threading.Thread(target=self._serve, name="clary-store-writer", daemon=True)
         self._thread.start()
 
-    async def run(self, operation: Callable[[Connection], T], *, timeout_s: float = WRITE_TIMEOUT_S) -> T:
+    def set_fence(self, fence: Callable[[Connection], None]) -> None:
+        """Call `fence` in each transaction before its first fenced operation; all of these fail with its StoreError."""
+        self._fence = fence
+
+    async def run(
+        self, operation: Callable[[Connection], T], *, timeout_s: float = WRITE_TIMEOUT_S, is_fenced: bool = True
+    ) -> T:
         """Run `operation` in a transaction on the writer thread; return its value once that is committed.
 
         The operation may run more than once; it does not run if this call is cancelled while it is queued.
 
-        Raises: the operation's error; then none of its changes were written. StoreError if the commit failed, the store
-            is closed, overloaded or broken; after a timeout the outcome is unknown.
+        Args:
+            operation: gets a connection.
+            timeout_s: longest time from the call to the commit.
+            is_fenced: whether the fence must allow the operation.
+        Raises: the operation's or the fence's error; then none of its changes were written. StoreError if the commit
+            failed, the store is closed, overloaded or broken; after a timeout the outcome is unknown.
         """
         loop = asyncio.get_running_loop()
-        value: T = await self._done(_Operation(operation, loop, loop.create_future()), timeout_s=timeout_s)
+        pending = _Operation(operation, loop, loop.create_future(), is_fenced=is_fenced)
+        value: T = await self._done(pending, timeout_s=timeout_s)
         return value
 
     async def run_together(
@@ -226,7 +245,7 @@ class GroupCommitWriter:
             if self._before_commit is not None:
                 self._before_commit()
             with self._engine.begin() as connection:
-                for operations in _by_kind(batch):
+                for operations in _by_kind(self._admitted(connection, batch)):
                     running = operations[0]
                     _run(connection, operations)
                 running = None
@@ -246,10 +265,23 @@ class GroupCommitWriter:
         """Run the batch in one transaction with a savepoint around each operation."""
         try:
             with self._engine.begin() as connection:
-                for operation in batch:
+                for operation in self._admitted(connection, batch):
                     _run_under_savepoint(connection, operation)
-        except SQLAlchemyError as error:
+        except Exception as error:  # noqa: BLE001 - boundary: as in `_commit`
             _fail_all(batch, error)
+
+    def _admitted(self, connection: Connection, batch: Sequence[_Operation]) -> Sequence[_Operation]:
+        """Return the operations that the fence allows; the others get its error."""
+        fenced = [operation for operation in batch if operation.is_fenced]
+        if self._fence is None or not fenced:
+            return batch
+        try:
+            self._fence(connection)
+        except StoreError as error:
+            for operation in fenced:
+                operation.error = error
+            return [operation for operation in batch if not operation.is_fenced]
+        return batch
 
 
 def _by_kind(batch: Sequence[_Operation]) -> list[list[_Operation]]:
@@ -298,18 +330,30 @@ def _fail_one(operation: _Operation, error: Exception) -> None:
 
 
 def _fail_all(batch: Sequence[_Operation], error: Exception) -> None:
-    if not isinstance(error, SQLAlchemyError):
-        raise error  # a defect of the service: the thread ends with this error
     what = "the change was not made"
-    if not has_no_room(error):
+    if not isinstance(error, SQLAlchemyError) or not has_no_room(error):
         what = (
             f"a write was not confirmed, because the transaction that it shared with {len(batch) - 1} others failed; "
             "read before trying again"
         )
+    if not isinstance(error, SQLAlchemyError | OSError):
+        # Not raised: a thread that ends would refuse all later writes, while the service would seem to run.
+        _log.error("a transaction of the store failed by a defect of the service", exc_info=error)
     for operation in batch:
         operation.must_repeat = False
-        operation.error = describe_failure(what, error)
+        operation.error = _described(what, error)
         operation.error.__cause__ = error
+
+
+def _described(what: str, error: Exception) -> StoreError:
+    if isinstance(error, SQLAlchemyError):
+        return describe_failure(what, error)
+    is_outside = isinstance(error, OSError)
+    return StoreError(
+        f"{what}: {type(error).__name__}: {error}",
+        fault=Fault.INFRASTRUCTURE if is_outside else Fault.INTERNAL,
+        retryable=is_outside,
+    )
 
 
 def _as_new(operation: _Operation) -> _Operation:

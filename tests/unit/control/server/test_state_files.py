@@ -5,7 +5,7 @@ import os
 import pytest
 
 from clary.base.processes import ProcessId
-from clary.control.server.state_files import mend_files
+from clary.control.server.state_files import mend_engine, mend_files
 from clary.control.state_folder import ServiceRecord, StateFolder, read_record_file
 
 RUINS = {
@@ -57,3 +57,11 @@ def test_whole_keys_that_a_user_put_into_the_folder_are_kept(folder, tmp_path):
     folder.write_secrets(put)
     mend_files(folder, record(), secrets)
     assert folder.read_secrets() == put
+
+
+@pytest.mark.parametrize("ruin", RUINS.values(), ids=RUINS)
+def test_the_name_of_the_engine_is_written_again(folder, ruin):
+    folder.write_engine("slurm")
+    ruin(folder.engine_path)
+    mend_engine(folder, "slurm")
+    assert folder.read_engine() == "slurm"

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ MAX_WAIT_S = 25.0
 _CLAIM = re.compile(r"[0-9a-f]{32}")
 _TAG = re.compile(r"pool_[0-9a-f]{12}")
 _GIVEN_UP = "given_up"  # key next to the numbers in a record
+
+_log = logging.getLogger(__name__)
 
 
 def host_token(pool_token: str, claim_digest: str) -> str:
@@ -114,17 +117,28 @@ class Enrolments:
                     ) from error
 
     def forget(self, tag: str) -> None:
-        """Refuse further boots of an allocation; waiting boots are refused, too."""
+        """Refuse further boots of an allocation; waiting boots are refused, too.
+
+        A record that cannot be removed stays, so that the allocation's hosts are ended all the same; `known` names it,
+        and the service, which owns no such allocation, ends it again later.
+        """
         gang = self._gangs.pop(tag, None)
         if gang is not None:
             gang.change.set()
-        self._path(tag).unlink(missing_ok=True)
+        try:
+            self._path(tag).unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("%s: the record of an ended allocation stays for now: %s", self._path(tag), error.strerror)
 
     def known(self) -> list[str]:
-        """Return the tags that have a record on disk."""
-        if not self._folder.is_dir():
+        """Return the tags that have a record on disk. Raises: EngineError if their folder cannot be read."""
+        try:
+            paths = list(self._folder.iterdir())
+        except FileNotFoundError:
             return []
-        return [path.stem for path in self._folder.iterdir() if _TAG.fullmatch(path.stem) and path.suffix == ".json"]
+        except OSError as error:
+            raise EngineError(f"{self._folder}: enrolments cannot be listed: {error}", retryable=True) from error
+        return [path.stem for path in paths if _TAG.fullmatch(path.stem) and path.suffix == ".json"]
 
     def reports(self, tag: str) -> Mapping[int, NodeReport]:
         """Return number -> report of the node, for the enrolled hosts of an allocation."""

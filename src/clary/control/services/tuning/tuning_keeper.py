@@ -38,7 +38,7 @@ from clary.control.tuning.trial_requests import keep_alive_of, trial_name
 from clary.control.tuning.tuning_job import Trial, TrialOutcome, TuningJob, TuningStatus
 from clary.control.tuning.tuning_request import Definition, TuningRequest
 
-TICK_S = 1.0  # interval between passes over tuning jobs in progress if nothing changes
+TICK_S = 1.0  # between a pass over all tuning jobs in progress and the next one, whatever changes meanwhile
 
 log = logging.getLogger(__name__)
 
@@ -73,14 +73,24 @@ class TuningKeeper:
         self._due |= self._active
 
     async def run(self) -> None:
-        """Run tuning jobs until cancelled."""
+        """Run tuning jobs until cancelled.
+
+        Time limits and looks that failed wait for no change of their own tuning job, and the changes of others must not
+        delay them; so all tuning jobs are handled at every tick.
+        """
+        loop = asyncio.get_running_loop()
+        tick_at_s = loop.time()
         while True:
+            if is_tick := loop.time() >= tick_at_s:
+                self.wake_all()
             await self.look_at_due()
+            if is_tick:
+                tick_at_s = loop.time() + TICK_S  # from its end: a long pass is not followed by the next one at once
             try:
-                async with asyncio.timeout(TICK_S if self._active or not self._has_begun else None):
+                async with asyncio.timeout_at(tick_at_s if self._active or not self._has_begun else None):
                     await self._changed.wait()
             except TimeoutError:
-                self.wake_all()
+                pass
 
     async def look_at_due(self) -> None:
         """Handle the due tuning jobs; in the first pass, all unfinished tuning jobs."""
