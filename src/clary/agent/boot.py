@@ -39,6 +39,7 @@ REQUEST_TIMEOUT_S = 60.0
 # time for which the service may delay its answer to a request for enrolment: it answers earlier only if it has news
 WAIT_S = 20.0
 PROGRAM_TIMEOUT_S = 15.0  # of munge and nvidia-smi
+_KILLED_S = 2.0  # for a killed program to end
 MAX_BUNDLE_BYTES = 256 * 1024 * 1024
 MAX_ANSWER_BYTES = 1024 * 1024
 COPY_BYTES = 256 * 1024
@@ -231,15 +232,10 @@ def _proof(options: argparse.Namespace) -> str:
             return file.read().strip()
     if options.proof != "munge":
         raise Failed(f"--proof: expected munge or file:PATH, got {options.proof!r}")
-    done = subprocess.run(
-        ["munge", "--string", f"{options.tag} {options.index}", "--ttl", "300"],
-        capture_output=True,
-        timeout=PROGRAM_TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode:
-        raise Failed(f"munge: {done.stderr[:300]!r}")
-    return done.stdout.decode("ascii").strip()
+    code, output, errors = _run_limited(["munge", "--string", f"{options.tag} {options.index}", "--ttl", "300"])
+    if code:
+        raise Failed(f"munge: {errors[:300]!r}")
+    return output.decode("ascii").strip()
 
 
 def _own_folder(scratch: str, tag: str, index: int) -> str:
@@ -363,15 +359,9 @@ def _gpus() -> list[dict[str, Any]]:
         # without GPUs of its own, a component of a Slurm job inherits CUDA_VISIBLE_DEVICES of another component
         return []
     known = {}
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=PROGRAM_TIMEOUT_S,
-            check=True,
-        )
-        for line in done.stdout.splitlines():
+    with contextlib.suppress(OSError, Failed):
+        code, output, _ = _run_limited(["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"])
+        for line in output.decode(errors="replace").splitlines() if code == 0 else ():
             index, _, uuid = line.partition(",")
             known[index.strip()] = uuid.strip()
     if given is None:
@@ -379,6 +369,25 @@ def _gpus() -> list[dict[str, Any]]:
     by_uuid = {uuid: index for index, uuid in known.items()}
     wanted = [by_uuid.get(word.strip(), word.strip()) for word in given.split(",")]
     return [{"index": int(word), "uuid": known.get(word, "")} for word in wanted if word.isdigit()][:256]
+
+
+def _run_limited(command: list[str]) -> tuple[int, bytes, bytes]:
+    """Run a program; return exit code, output and error output. Raises: OSError; Failed after PROGRAM_TIMEOUT_S.
+
+    It is `base.limited_runs` in short: a program that hangs in the kernel does not end by SIGKILL, and is left.
+    """
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        output, errors = process.communicate(timeout=PROGRAM_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_KILLED_S)
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        raise Failed(f"{command[0]} did not end within {PROGRAM_TIMEOUT_S:g} s") from None
+    return process.returncode, output, errors
 
 
 def _isolation() -> tuple[str, str]:

@@ -22,6 +22,7 @@ from clary.agent.node.__main__ import ANSWER
 from clary.agent.node.box_folder import ISOLATED
 from clary.agent.node.packing import pack_node
 from clary.base.errors import ClaryError, Fault
+from clary.base.limited_runs import end_process
 
 CONNECT_LIMIT_S = 15
 CALL_LIMIT_S = 90.0
@@ -146,10 +147,7 @@ def run_bounded(command: Sequence[str], given: bytes, *, limit_s: float) -> tupl
     except subprocess.TimeoutExpired:
         pass
     finally:
-        process.kill()
-        process.wait()
-        for opened in (process.stdin, process.stdout, process.stderr):
-            opened.close()
+        end_process(process)
     return code, bytes(found[process.stdout][:MAX_OUTPUT_BYTES]), bytes(found[process.stderr][:MAX_OUTPUT_BYTES])
 
 

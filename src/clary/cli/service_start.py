@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from clary.base.errors import ClaryError, Fault
+from clary.base.limited_runs import end_process
 from clary.control.objects.start_patience import LONGEST_START_S, StartPatience, signs_of
 
 SILENCE_S = 60.0  # longer than the service waits for a silent store and ends it: the service reports its failure first
@@ -79,8 +80,8 @@ def _end(process: subprocess.Popen[bytes], say: Callable[[str], None]) -> None:
         process.wait(END_GRACE_S)
     except subprocess.TimeoutExpired:
         say(f"the service did not end within {END_GRACE_S:.0f} s and is killed")
-        process.kill()
-        process.wait()
+        if not end_process(process):
+            say(f"process {process.pid} hangs in the kernel and is left: it ends once its disk answers")
 
 
 def _last_line(log: Path) -> str:

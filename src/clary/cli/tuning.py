@@ -121,4 +121,4 @@ class _Lines:
         ]
         for trial in sorted(ended, key=lambda one: (str(one["ended_at"]), int(one["number"]))):
             self._told.add(trial["number"])
-            print(trial_line(trial, page["objective"]["metric"]), flush=True)
+            print(trial_line(trial, trial.get("metric", page["objective"]["metric"])), flush=True)

@@ -128,7 +128,7 @@ def trial_line(trial: Mapping[str, Any], metric: str) -> str:
 
     Args:
         trial: a trial on the service's page.
-        metric: name of the objective.
+        metric: name of the trial's objective.
     """
     value = "no objective" if trial["value"] is None else f"{metric}={_number(trial['value'])}"
     why = _why(trial)

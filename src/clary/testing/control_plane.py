@@ -21,6 +21,7 @@ from clary.contract.agent_protocol import (
     ReportReceipt,
 )
 from clary.contract.launch_plan import Credentials, Endpoint, Environment, Isolation
+from clary.control.attentive_clock import AttentiveClock
 from clary.control.jobs import deadlines
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.admission import Admission
@@ -106,7 +107,10 @@ class ControlPlane:
         store.quarantine.listen(self.hub.doubt)
         self.dumps = DumpDesk(store.documents("dumps"), clock=clock)
         self.profiles = ProfileDesk(store.documents("profiles"), home / "profiles", clock=clock)
-        self.gateway = AgentGateway(self.hub, logs, store, self.dumps, clock, profiles=self.profiles)
+        self.attentive = AttentiveClock(clock)
+        self.gateway = AgentGateway(
+            self.hub, logs, store, self.dumps, clock, profiles=self.profiles, attentive=self.attentive
+        )
         self.market = SpotMarket(self.hub, clock)
         self.why_no_disks: Callable[[int], str] = lambda size_bytes: ""
         queue = engine if isinstance(engine, FakeQueueEngine) else None
@@ -128,7 +132,7 @@ class ControlPlane:
             )
         key = Credentials(access_key_id="K", secret_access_key="S")  # noqa: S106 - not a secret
         secrets = RootSecrets(access_key_id="K", secret_access_key="S", admin_token="A", master_key="M")  # noqa: S106
-        self.pool_gateway = PoolGateway(self.hub, clock, pool_token=secrets.pool_token)
+        self.pool_gateway = PoolGateway(self.hub, clock, pool_token=secrets.pool_token, attentive=self.attentive)
         self.reconciler = Reconciler(
             hub=self.hub,
             engine=engine,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sysconfig
 from pathlib import Path
 from typing import Any
 
 from clary.agent.autopsy.process_state import thread_states
+from clary.base.limited_runs import RunTooLong, run_limited
 from clary.contract.stack_dumps import MAX_FRAMES, MAX_THREADS, Frame, ThreadStack
 
 _NOT_TO_BE_PAUSED = "TtD"  # stopped, traced, or in an uninterruptible system call: a pause would not end
@@ -52,29 +52,24 @@ def read_stacks(pid: int, *, program: str | None, limit_s: float) -> tuple[tuple
             ways = ways[-1:]
         options = ways.pop(0)
         try:
-            ended = subprocess.run(
-                [program, "dump", "--json", *options, "--pid", str(pid)],
-                capture_output=True,
-                timeout=limit_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
+            ended = run_limited([program, "dump", "--json", *options, "--pid", str(pid)], limit_s=limit_s)
+        except RunTooLong:
             why = f"py-spy did not come back within {limit_s:g} s"
             ways = ways[-1:]  # the next run does not pause the process
             continue
         except OSError as error:
             return (), f"py-spy could not be run: {error}"
-        if ended.returncode == 0:
+        if ended.code == 0:
             try:
-                return parse_stacks(ended.stdout, pid=pid), ""
+                return parse_stacks(ended.output, pid=pid), ""
             except ValueError as error:
                 why = f"what py-spy printed cannot be read: {error}"
         else:
-            why = why_not(ended.stderr.decode("utf-8", "backslashreplace"))
+            why = why_not(ended.errors)
     return (), why
 
 
-def parse_stacks(text: bytes, *, pid: int) -> tuple[ThreadStack, ...]:
+def parse_stacks(text: str | bytes, *, pid: int) -> tuple[ThreadStack, ...]:
     """Read py-spy's JSON. Pure.
 
     Raises: ValueError for any other text.

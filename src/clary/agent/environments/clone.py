@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 from clary.agent.environments.interpreter import InterpreterFacts
 from clary.base.errors import AgentError
+from clary.base.limited_runs import RunTooLong, run_limited
 
 _VENV_TIMEOUT_S = 120.0
 _MAX_SHEBANG_BYTES = 4096  # length of a script's head, which is searched for the interpreter's path
@@ -49,14 +49,12 @@ def clone_environment(facts: InterpreterFacts, folder: Path, *, shares_files: bo
 def _make_venv(facts: InterpreterFacts, folder: Path) -> None:
     command = [facts.base_python, "-I", "-m", "venv", "--without-pip", str(folder)]
     try:
-        subprocess.run(
-            command, capture_output=True, text=True, timeout=_VENV_TIMEOUT_S, check=True, stdin=subprocess.DEVNULL
-        )
-    except subprocess.CalledProcessError as error:
-        reason = (error.stderr or error.stdout)[-500:].strip()
-        raise AgentError(f"{' '.join(command)} failed with {error.returncode}: {reason}") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
+        done = run_limited(command, limit_s=_VENV_TIMEOUT_S)
+    except (OSError, RunTooLong) as error:
         raise AgentError(f"{' '.join(command)} failed: {error}") from error
+    if done.code:
+        reason = (done.errors or done.output)[-500:].strip()
+        raise AgentError(f"{' '.join(command)} failed with {done.code}: {reason}")
 
 
 def _link_tree(source: Path, target: Path, *, skip: frozenset[str], shares: bool) -> None:

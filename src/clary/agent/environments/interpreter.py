@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from clary.base.errors import AgentError
+from clary.base.limited_runs import RunTooLong, run_limited
 
 _PROBE_TIMEOUT_S = 120.0  # enough for a cold disk under load; with a warm cache the query takes 0.1 s
 
@@ -68,18 +68,11 @@ def inspect_interpreter(python: str) -> InterpreterFacts:
     Raises: AgentError if it cannot be started or does not answer in two minutes.
     """
     try:
-        done = subprocess.run(
-            [python, "-I", "-c", _PROBE],
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_TIMEOUT_S,
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
-        answer = json.loads(done.stdout)
-    except subprocess.CalledProcessError as error:
-        raise _not_usable(python, f"it ended with {error.returncode}: {error.stderr[-500:].strip()}") from error
-    except subprocess.TimeoutExpired as error:
+        done = run_limited([python, "-I", "-c", _PROBE], limit_s=_PROBE_TIMEOUT_S)
+        if done.code:
+            raise _not_usable(python, f"it ended with {done.code}: {done.errors[-500:].strip()}")
+        answer = json.loads(done.output)
+    except RunTooLong as error:
         raise _not_usable(python, f"it did not answer in {_PROBE_TIMEOUT_S:.0f} s") from error
     except (OSError, ValueError) as error:
         raise _not_usable(python, str(error)) from error

@@ -8,9 +8,9 @@ Source: `nvidia-smi --help-query-gpu`; "Driver Persistence" of NVIDIA's document
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Mapping, Sequence
 
+from clary.base.limited_runs import RunTooLong, run_limited
 from clary.contract.health import Check, FindingState, HealthFinding
 from clary.contract.launch_plan import HostPlan, LaunchPlan
 
@@ -101,9 +101,7 @@ def _rows(listing: str) -> list[list[str]]:
 
 def _run(command: list[str], timeout_s: float, variables: Mapping[str, str] | None = None) -> str | None:
     try:
-        completed = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, check=False, env=variables
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        done = run_limited(command, limit_s=timeout_s, variables=variables)
+    except (OSError, RunTooLong):
         return None
-    return completed.stdout if completed.returncode == 0 else None
+    return done.output if done.code == 0 else None

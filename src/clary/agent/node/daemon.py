@@ -20,12 +20,16 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from clary.agent.node.box_folder import BoxConfig, BoxFolder, make_private
+from clary.agent.node.daemon_log import say
+from clary.agent.node.gpu_watch import GpuWatch
 from clary.agent.node.lease_processes import adopt_orphans
 from clary.agent.node.lease_table import LeaseTable
-from clary.agent.node.machine import boot_id, box_facts, gpu_uuids
+from clary.agent.node.machine import boot_id, box_facts
 from clary.agent.node.service_line import Interrupted, Refused, ServiceLine
 from clary.agent.node.user_unit import remove_unit
 from clary.base.errors import ContractError
@@ -37,7 +41,8 @@ from clary.contract.box_protocol import BOOT_PATH, LEASES_PATH, POLL_WAIT_S, Box
 EXIT_HELD = 3  # another daemon has locked the folder
 GONE = 410
 MOVING_S = 0.05  # between checks while leases start or end
-GPU_LOOK_S = 60.0
+MOVING_ASK_S = 2.0  # between requests meanwhile: a lease may hang in the kernel for hours, and the box must be heard
+FIRST_GPUS_S = 5.0  # for the first answer of the driver: the silence since the last daemon goes on meanwhile
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 5.0  # after a request without an answer
 REMOVAL_LIMIT_S = 60.0
 _MAX_LOG_BYTES = 1024 * 1024
@@ -95,12 +100,14 @@ class Daemon:
         token = folder.token.read_text(encoding="ascii").strip()
         self._line = ServiceLine(self._config.url, folder.authority, token)
         self._boot_id = boot_id()
-        self._table = LeaseTable(folder, self._config, archive, self._boot_id, self._source)
-        self._facts = box_facts(restarts=self._config.restarts)
-        self._facts_s = time.monotonic()
+        self._gpus = GpuWatch()
+        self._table = LeaseTable(
+            folder, self._config, archive, self._boot_id, self._source, others=lambda: self._gpus.children
+        )
+        self._facts = box_facts(restarts=self._config.restarts, gpus=())
         self._run, self._number = secrets.token_hex(8), 0
         self._orders: BoxOrders | None = None
-        self._trouble = ""
+        self._trouble = self._refusal = ""
         self._pause_s = FIRST_PAUSE_S
         self._leaves = False
         self._woken, self._waker = os.pipe()
@@ -115,21 +122,25 @@ class Daemon:
         self._clear_out()
         adopt_orphans()
         self._table.load()
-        _say(f"daemon {self._digest[:12]} of {self._config.name} asks {self._config.url}")
+        say(f"daemon {self._digest[:12]} of {self._config.name} asks {self._config.url}")
+        self._gpus.await_first(FIRST_GPUS_S)
         told: object = None
+        asked_s = float("-inf")
         while not self._leaves:
-            self._table.look()
+            self._look_at_gpus()
+            self._try(self._table.look)
             if self._orders is not None and self._table.is_moving:
-                self._table.obey(self._orders.leases)
+                self._obey(self._orders)
             reports = self._table.reports()
-            if self._table.is_moving and reports == told:
+            if self._table.is_moving and reports == told and time.monotonic() - asked_s < MOVING_ASK_S:
                 self._rest(MOVING_S)
                 continue
             is_calm = reports == told and self._line.is_open  # the first request of a connection is answered at once
-            if not self._ask(POLL_WAIT_S if is_calm else 0.0):
+            if not self._ask(POLL_WAIT_S if is_calm and not self._table.is_moving else 0.0):
                 continue
-            told = reports
-        _say("leaves; what it has started goes on")
+            told, asked_s = reports, time.monotonic()
+        self._gpus.close()
+        say("leaves; what it has started goes on")
 
     def _ask(self, wait_s: float) -> bool:
         """Report the state and execute the answer; return whether an answer was received."""
@@ -155,7 +166,8 @@ class Daemon:
             return False
         except Refused as refusal:
             if refusal.status == GONE:
-                self._go(str(refusal))
+                why = str(refusal)
+                self._try(lambda: self._go(why))
             else:
                 self._wait_after(f"the service refuses: {refusal}")
             return False
@@ -166,17 +178,28 @@ class Daemon:
             for descriptor in keepers:
                 os.close(descriptor)
         if self._trouble:
-            _say("the service answers again")
+            say("the service answers again")
         self._trouble, self._pause_s = "", FIRST_PAUSE_S
         self._orders = orders
-        self._table.obey(orders.leases)
-        self._look_at_gpus()
+        self._obey(orders)
         return True
+
+    def _obey(self, orders: BoxOrders) -> None:
+        self._try(lambda: self._table.obey(orders.leases))
+
+    def _try(self, act: Callable[[], None]) -> None:
+        """Do a part of a round; the next round repeats one that the machine refuses, for example more open files."""
+        try:
+            act()
+        except OSError as error:
+            if str(error) != self._refusal:
+                say(f"this machine refuses: {error}; it is tried again")
+            self._refusal = str(error)
 
     def _wait_after(self, trouble: str) -> None:
         """Report a problem once and wait with backoff; the end of a keeper ends the wait."""
         if trouble != self._trouble:
-            _say(trouble)
+            say(trouble)
         self._trouble = trouble
         self._rest(self._pause_s * random.uniform(0.5, 1.0))
         self._pause_s = min(MAX_PAUSE_S, 2 * self._pause_s)
@@ -198,10 +221,12 @@ class Daemon:
         self._leaves = True
 
     def _look_at_gpus(self) -> None:
-        now_s = time.monotonic()
-        if self._facts.gpus and now_s - self._facts_s > GPU_LOOK_S:
-            self._facts_s = now_s
-            self._facts = from_plain(type(self._facts), {**to_plain(self._facts), "gpus": list(gpu_uuids())})
+        trouble = self._gpus.look()
+        if trouble:
+            say(trouble)
+        if self._gpus.uuids != self._facts.gpus:
+            self._facts = replace(self._facts, gpus=self._gpus.uuids)
+            say(f"GPUs: {len(self._facts.gpus)}")
 
     def _source(self, digest: str) -> Path:
         """Return the file of a boot program, fetched if missing. Raises: OSError."""
@@ -229,10 +254,10 @@ class Daemon:
 
     def _go(self, why: str) -> None:
         """End all leases and remove the folder, because the box was removed."""
-        _say(f"the box was removed ({why}); it ends what runs here")
+        say(f"the box was removed ({why}); it ends what runs here")
         left = self._table.end_all(REMOVAL_LIMIT_S)
         if left:
-            _say(f"{left} leases can not be ended; it tries again")
+            say(f"{left} leases can not be ended; it tries again")
             return
         remove_unit(self._config.name)
         if self._config.scratch:
@@ -241,8 +266,3 @@ class Daemon:
         with contextlib.suppress(OSError):
             self._folder.root.parent.rmdir()  # unless other boxes share it
         self._leaves = True
-
-
-def _say(words: str) -> None:
-    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-    print(f"{moment} {words}", file=sys.stderr, flush=True)

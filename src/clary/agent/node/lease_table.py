@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clary.agent.node.box_folder import ISOLATED, BoxConfig, BoxFolder, write_json
+from clary.agent.node.daemon_log import say
 from clary.agent.node.keeper import EXIT_KEPT, START_FILE, environment_of
 from clary.agent.node.lease_files import LeaseFiles, LeaseRecord
 from clary.agent.node.lease_processes import end_marked, kill
@@ -26,7 +27,8 @@ from clary.contract.box_protocol import LEASE_ID, MAX_WORDS, LeaseOrder, LeasePh
 
 KEEPER_LIMIT_S = 30.0  # for a keeper to end the other processes after its boot was killed
 START_LIMIT_S = 10.0  # for a started keeper to record that it runs
-END_LIMIT_S = 5.0  # longest wait in one round of the daemon, which must poll the service again
+# longest wait for the end of one lease; a round of the daemon waits several times, and must then poll the service again
+END_LIMIT_S = 2.0
 
 
 @dataclass
@@ -46,16 +48,25 @@ class LeaseTable:
         archive: zip file with this code, for keepers.
         boot_id: of the machine.
         source: returns the file of a boot program by its digest, fetched if missing; raises OSError.
+        others: returns the process ids of this process's children that belong to no lease.
     """
 
     def __init__(
-        self, folder: BoxFolder, config: BoxConfig, archive: Path, boot_id: str, source: Callable[[str], Path]
+        self,
+        folder: BoxFolder,
+        config: BoxConfig,
+        archive: Path,
+        boot_id: str,
+        source: Callable[[str], Path],
+        *,
+        others: Callable[[], Iterable[int]] = tuple,
     ) -> None:
         self._folder = folder
         self._config = config
         self._archive = archive
         self._boot_id = boot_id
         self._source = source
+        self._others = others
         self._records: dict[str, LeaseRecord] = {}
         self._starting: dict[str, _Starting] = {}
         self._gone: dict[str, str] = {}  # ended lease without a record -> reason of the end
@@ -119,10 +130,14 @@ class LeaseTable:
                 continue
             with contextlib.suppress(OSError):
                 descriptor = os.pidfd_open(keeper.pid)
-                if keeper.identity.is_alive():
-                    found.append(descriptor)
-                else:
-                    os.close(descriptor)
+                is_alive = False
+                try:
+                    is_alive = keeper.identity.is_alive()
+                finally:
+                    if is_alive:
+                        found.append(descriptor)
+                    else:
+                        os.close(descriptor)
         return found
 
     @property
@@ -173,7 +188,7 @@ class LeaseTable:
         try:
             self._records[order.lease] = self._files(order.lease).make(order, self._boot_id)
         except OSError as error:  # no keeper was started; the service repeats the order in its next answer
-            print(f"{order.lease}: can not be recorded: {error}", file=sys.stderr, flush=True)
+            say(f"{order.lease}: can not be recorded: {error}")
 
     def _begin(self, record: LeaseRecord) -> None:
         """Start the keeper of a lease; log an OSError instead of raising it."""
@@ -196,7 +211,7 @@ class LeaseTable:
                     env=environment_of(record.lease),
                 )
         except OSError as error:
-            print(f"{record.lease}: can not be started: {error}", file=sys.stderr, flush=True)
+            say(f"{record.lease}: can not be started: {error}")
             self._failures[record.lease] = str(error)
             return
         self._failures.pop(record.lease, None)
@@ -268,10 +283,14 @@ class LeaseTable:
                 kill([boot.identity])
                 return self._await_keeper(lease, keeper.identity)
             return False  # the keeper is about to start the boot, whose process is not yet known
-        starting = self._starting.pop(lease, None)
+        starting = self._starting.get(lease)
         if starting is not None:
             starting.process.kill()
-            starting.process.wait(timeout=END_LIMIT_S)
+            try:
+                starting.process.wait(timeout=END_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                return False  # it hangs in the kernel
+            del self._starting[lease]
         if self._end_left(lease, known):
             return False
         self._write_end(lease, "it was ended by the service")
@@ -290,8 +309,13 @@ class LeaseTable:
         return True
 
     def _end_left(self, lease: str, known: Iterable[ProcessId] = ()) -> int:
-        own = {child.pid for child in self._children}
-        return end_marked(lease, known, own, limit_s=END_LIMIT_S)
+        """End the processes of a lease; return how many are left, at least one if they cannot be listed."""
+        own = {child.pid for child in self._children} | set(self._others())
+        try:
+            return end_marked(lease, known, own, limit_s=END_LIMIT_S)
+        except OSError as error:  # this process, or the machine, has too many open files
+            say(f"{lease}: its processes can not be listed: {error}")
+            return 1
 
     def _write_end(self, lease: str, why: str) -> None:
         self._ending_since.pop(lease, None)

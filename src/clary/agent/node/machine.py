@@ -11,12 +11,13 @@ import getpass
 import hashlib
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
+from clary.base.limited_runs import RunTooLong, run_limited
 from clary.contract.box_protocol import MAX_GPUS, BoxFacts
 
+GPU_COMMAND = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
 PROGRAM_TIMEOUT_S = 15.0
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWUTS = 0x00020000, 0x10000000, 0x20000000, 0x04000000
 _MS_REC_PRIVATE = 0x4000 | 0x40000
@@ -24,18 +25,19 @@ _MAX_NAME = 64
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-def box_facts(*, restarts: str = "") -> BoxFacts:
+def box_facts(*, restarts: str = "", gpus: tuple[str, ...] | None = None) -> BoxFacts:
     """Return processors, memory, GPUs and isolation of this machine.
 
     Args:
         restarts: phrase about the mechanism that starts the daemon after a reboot.
+        gpus: UUIDs of the GPUs; None to query the driver, which takes seconds.
     """
     return BoxFacts(
         hostname=_printable(socket.gethostname()),
         user=_printable(user_name()),
         num_cpus=len(os.sched_getaffinity(0)),
         memory_bytes=_memory_bytes(),
-        gpus=gpu_uuids(),
+        gpus=gpu_uuids() if gpus is None else gpus,
         isolation=isolation_words(),
         python_version=".".join(map(str, sys.version_info[:3])),
         restarts=restarts,
@@ -64,20 +66,17 @@ def machine_digest() -> str:
 
 
 def gpu_uuids() -> tuple[str, ...]:
-    """Return the UUIDs of the GPUs from the driver."""
+    """Return the UUIDs of the GPUs from the driver; none if it does not answer."""
     try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PROGRAM_TIMEOUT_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
+        done = run_limited(GPU_COMMAND, limit_s=PROGRAM_TIMEOUT_S)
+    except (OSError, RunTooLong):
         return ()
-    return tuple(_printable(line.strip()) for line in done.stdout.splitlines() if line.strip())[:MAX_GPUS]
+    return read_uuids(done.output) if done.code == 0 else ()
+
+
+def read_uuids(listing: str) -> tuple[str, ...]:
+    """Return the UUIDs in the output of GPU_COMMAND. Pure."""
+    return tuple(_printable(line.strip()) for line in listing.splitlines() if line.strip())[:MAX_GPUS]
 
 
 def isolation_words() -> str:

@@ -16,6 +16,8 @@ import clary
 _PACKAGES = ("clary", "clary/agent", "clary/base", "clary/contract")  # get an empty `__init__`
 _MODULES = (
     "base/errors.py",
+    "base/kernel_files.py",
+    "base/limited_runs.py",
     "base/plain.py",
     "base/processes.py",
     "base/string_enum.py",

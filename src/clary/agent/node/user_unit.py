@@ -14,6 +14,7 @@ from pathlib import Path
 
 from clary.agent.node.box_folder import ISOLATED, BoxFolder
 from clary.agent.node.machine import user_name
+from clary.base.limited_runs import RunTooLong, run_limited
 from clary.base.whole_files import replace_durably
 
 PROGRAM_TIMEOUT_S = 15.0
@@ -114,16 +115,7 @@ def _run(*command: str) -> str | None:
     environment = {**os.environ}
     environment.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PROGRAM_TIMEOUT_S,
-            check=True,
-            env=environment,
-        )
-    except (OSError, subprocess.SubprocessError):
+        done = run_limited(command, limit_s=PROGRAM_TIMEOUT_S, variables=environment)
+    except (OSError, RunTooLong):
         return None
-    return done.stdout.strip()
+    return done.output.strip() if done.code == 0 else None

@@ -13,13 +13,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from clary.base.errors import EngineError, Fault
+from clary.base.limited_runs import RunTooLong, run_limited
 from clary.control.engines.image_tags import RULES, Rule, Wanted, rule_for, wanted_by
 
 FOLDER = "environments"
@@ -224,21 +224,12 @@ def _alone(path: Path) -> Iterator[None]:
 def _run(command: Sequence[str], variables: Mapping[str, str], say: Callable[[str], None], *, hint: str = "") -> None:
     say(" ".join(command))
     try:
-        done = subprocess.run(
-            command,
-            env=dict(variables),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=MAKE_TIMEOUT_S,
-            cwd="/",
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
+        done = run_limited(command, limit_s=MAKE_TIMEOUT_S, variables=variables, folder="/")
+    except RunTooLong as error:
         raise EngineError(f"{command[0]} did not end within {MAKE_TIMEOUT_S:g} s", retryable=True) from error
     except OSError as error:
         raise EngineError(f"{command[0]} can not be run: {error.strerror}") from error
-    if done.returncode != 0:
-        words = done.stderr.strip()[-1500:]
-        told = f"{' '.join(command[:3])} ended with exit code {done.returncode}:\n{words}"
+    if done.code != 0:
+        words = done.errors.strip()[-1500:]
+        told = f"{' '.join(command[:3])} ended with exit code {done.code}:\n{words}"
         raise EngineError(f"{told}\n{hint}" if hint else told, fault=Fault.USER)

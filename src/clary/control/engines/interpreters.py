@@ -11,12 +11,12 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from clary.base.errors import EngineError, Fault
+from clary.base.limited_runs import RunTooLong, run_limited
 from clary.control.engines.added_environments import added_environments
 
 PROBE_TIMEOUT_S = 30.0
@@ -106,28 +106,20 @@ class InterpreterProbe:
 
     def _ask(self, python: str) -> dict[str, dict[str, str]]:
         try:
-            done = subprocess.run(
-                [python, "-c", _PROBE_CODE, json.dumps(DISTRIBUTIONS)],
-                env=self._environ,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=PROBE_TIMEOUT_S,
-                cwd="/",
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
+            command = [python, "-c", _PROBE_CODE, json.dumps(DISTRIBUTIONS)]
+            done = run_limited(command, limit_s=PROBE_TIMEOUT_S, variables=self._environ, folder="/")
+        except RunTooLong as error:
             raise EngineError(f"{python} did not answer within {PROBE_TIMEOUT_S:g} s", retryable=True) from error
         except OSError as error:
             raise EngineError(
                 f"{python} can not be run: {error.strerror}; correct the path in settings.toml", fault=Fault.USER
             ) from error
         try:
-            return json.loads(done.stdout)  # type: ignore[no-any-return]
+            return json.loads(done.output)  # type: ignore[no-any-return]
         except ValueError as error:
-            said = done.stderr.strip()[-500:]
+            said = done.errors.strip()[-500:]
             raise EngineError(
-                f"{python} is not a working Python: it ended with exit code {done.returncode}: {said}", fault=Fault.USER
+                f"{python} is not a working Python: it ended with exit code {done.code}: {said}", fault=Fault.USER
             ) from error
 
 

@@ -1,6 +1,8 @@
 """Orders for leases, carried out with files only; keepers are fakes, and the processes are the test's own."""
 
+import errno
 import os
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -23,6 +25,7 @@ class FakeKeeper:
 
     def __init__(self, command, **options):
         self.command, self.options, self.code, self.pid, self.was_killed = command, options, None, 1 << 22, False
+        self.hangs = False
 
     def poll(self):
         return self.code
@@ -31,6 +34,8 @@ class FakeKeeper:
         self.was_killed, self.code = True, -9
 
     def wait(self, timeout):
+        if self.hangs:
+            raise subprocess.TimeoutExpired("keeper", timeout)
         return self.code
 
 
@@ -258,3 +263,49 @@ def test_a_process_that_reused_an_agents_pid_gets_no_notice(world, monkeypatch):
     world.lose()
     world.table.obey([replace(ORDER, wish=Wish.NOTICE, may_start=True)])
     assert sent == []
+
+
+def test_a_keeper_that_hangs_in_the_kernel_is_ended_later(world):
+    world.table.obey([ORDER])
+    world.table.obey([replace(ORDER, may_start=True)])
+    (keeper,) = world.keepers
+    keeper.hangs = True
+    for _ in range(2):
+        world.table.obey([replace(ORDER, wish=Wish.END)])
+        assert (world.phases, keeper.was_killed) == ({LEASE: LeasePhase.RUNNING}, True)
+    keeper.hangs = False
+    world.table.obey([replace(ORDER, wish=Wish.END)])
+    assert world.phases == {LEASE: LeasePhase.GONE}
+
+
+def test_a_lease_whose_processes_cannot_be_listed_is_ended_later(world, monkeypatch):
+    def fail(*arguments, **options):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    world.begin()
+    world.lose()
+    monkeypatch.setattr(module, "end_marked", fail)
+    world.table.look()
+    world.table.obey([])
+    assert world.phases == {LEASE: LeasePhase.RUNNING}
+    monkeypatch.setattr(module, "end_marked", world._end)
+    world.table.look()
+    assert world.phases == {LEASE: LeasePhase.GONE}
+
+
+def test_a_look_that_fails_leaves_no_descriptor_open(world, monkeypatch):
+    world.begin()
+    monkeypatch.setattr(ProcessId, "is_alive", lambda process: (_ for _ in ()).throw(OSError(errno.EMFILE, "no")))
+    before = len(os.listdir("/proc/self/fd"))
+    assert world.table.watched() == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_children_of_the_daemon_that_are_no_keepers_belong_to_no_lease(world, monkeypatch):
+    seen = []
+    world.table = LeaseTable(
+        world.folder, CONFIG, world.folder.root / "node.pyz", "boot-1", lambda digest: None, others=lambda: (77,)
+    )
+    monkeypatch.setattr(module, "end_marked", lambda lease, known, own, *, limit_s: seen.append(own) or 0)
+    world.table.obey([replace(ORDER, wish=Wish.END)])
+    assert seen == [{77}]

@@ -25,6 +25,7 @@ from horovod.runner import options as lines
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _SHARED_WORD = "CLARY_COLLECTIVE_SECRET"  # variable of the secret by which ranks authenticate each other
 _GRACE_S = 5.0  # seconds between SIGTERM and SIGKILL
+_KILLED_S = 2.0  # seconds for a killed rank to end
 _LOOK_S = 0.05
 _FAILED = 1
 _USAGE = 2
@@ -209,7 +210,8 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a rank that hangs in the kernel is left
+                process.wait(_KILLED_S)
 
 
 @contextlib.contextmanager

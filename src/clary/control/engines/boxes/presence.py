@@ -1,7 +1,8 @@
 """Keeps the times of boxes' last reports, and wakes requests that wait for changes. Keeps its state in memory only.
 
 Where: `lease_book` holds one `Presence`. Silence is counted from the start of this service at the earliest, so that a
-box that has not yet reported to this service does not count as lost at once.
+box that has not yet reported to this service does not count as lost at once. Time in which this service was blocked
+does not count.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import asyncio
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from clary.base.clock import Clock
 from clary.contract.box_protocol import BoxReport
+from clary.control.attentive_clock import AttentiveClock
 
 SILENCE_S = 15.0  # longest time without a request of the box's daemon, which sends one at least every POLL_WAIT_S
 
@@ -23,6 +24,8 @@ class _Heard:
     at_s: float
     run: str = ""
     number: int = -1
+    last_run: str = ""  # run of the daemon before
+    is_doubtful: bool = False  # whether that daemon has sent a report since
     remote: str = ""
     version: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -30,9 +33,13 @@ class _Heard:
 
 
 class Presence:
-    """Times and versions of the boxes' reports."""
+    """Times and versions of the boxes' reports.
 
-    def __init__(self, clock: Clock) -> None:
+    Args:
+        clock: measures the boxes' silence; it must listen while boxes have leases.
+    """
+
+    def __init__(self, clock: AttentiveClock) -> None:
         self._clock = clock
         self._started_s = clock.monotonic()
         self._boxes: defaultdict[str, _Heard] = defaultdict(lambda: _Heard(self._started_s))
@@ -59,6 +66,9 @@ class Presence:
     def hear(self, box: str, report: BoxReport, remote: str) -> bool:
         """Record a report; return False for an older report that arrived late.
 
+        A report of the daemon before, which was replaced, counts as late. A second one in a row proves that this daemon
+        runs, and that the late report was the other one: this service was restarted in between.
+
         Args:
             box: name of the box.
             report: report of the box's daemon.
@@ -67,8 +77,15 @@ class Presence:
         heard = self._boxes[box]
         if heard.run == report.run and report.number <= heard.number:
             return False
+        if report.run == heard.last_run and report.run != heard.run and not heard.is_doubtful:
+            heard.is_doubtful = True
+            return False
+        if report.run != heard.run:
+            heard.last_run = heard.run
+        heard.is_doubtful = False
         heard.at_s, heard.was_ever = self._clock.monotonic(), True
         heard.run, heard.number, heard.remote = report.run, report.number, remote
+        self._clock.wake()
         return True
 
     def is_silent(self, box: str) -> bool:

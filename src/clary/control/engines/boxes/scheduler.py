@@ -14,8 +14,8 @@ from datetime import UTC
 from pathlib import Path
 
 from clary.base.clock import Clock
-from clary.base.errors import EngineError
 from clary.contract.box_protocol import LeasePhase
+from clary.control.attentive_clock import AttentiveClock
 from clary.control.engines.boxes.desk import BoxDesk
 from clary.control.engines.boxes.lease_book import LeaseBook
 from clary.control.engines.boxes.ledger import BoxLedger
@@ -24,6 +24,7 @@ from clary.control.engines.boxes.presence import SILENCE_S, Presence
 from clary.control.engines.boxes.records import AllocationRecord, LeaseRecord
 from clary.control.engines.cluster.scheduler import (
     Allocation,
+    AllocationEnded,
     AllocationOrder,
     AllocationState,
     Boot,
@@ -43,19 +44,29 @@ class BoxesScheduler:
 
     Args:
         folder: `<state folder>/boxes`.
-        clock: clock for the silence of boxes and the expiry of tokens.
+        clock: clock for the expiry of tokens and of records.
         end_wait_s: longest time that `end_host` waits until the end of the host is certain.
+        attentive: measures the silence of boxes, shared with the gateways of agents; None for a clock of its own.
     """
 
     name = "boxes"
 
-    def __init__(self, folder: Path, clock: Clock, *, end_wait_s: float = END_WAIT_S) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        clock: Clock,
+        *,
+        end_wait_s: float = END_WAIT_S,
+        attentive: AttentiveClock | None = None,
+    ) -> None:
         self._clock = clock
-        self._presence = Presence(clock)
+        attentive = attentive or AttentiveClock(clock)
+        self._presence = Presence(attentive)
         self._ledger = BoxLedger(folder)
         self._book = LeaseBook(self._ledger, self._presence, clock)
         self._end_wait_s = end_wait_s
         self.desk = BoxDesk(self._book, clock)
+        attentive.add_user(counts=self._has_leases, begin=self._presence.begin)
 
     async def start(self, boot: Boot) -> None:
         """Read all records, then accept reports of boxes. Raises: EngineError naming a file that cannot be read."""
@@ -63,6 +74,10 @@ class BoxesScheduler:
         self._presence.begin()
         self.desk.open(boot)
         await self._book.change(self._book.place_waiting)
+
+    def _has_leases(self) -> bool:
+        """Whether a host is lost if its box is silent."""
+        return any(allocation.living for allocation in self._ledger.allocations.values())
 
     async def close(self) -> None:
         """Answer boxes that wait for orders; leases keep running."""
@@ -92,7 +107,7 @@ class BoxesScheduler:
     async def ask(self, order: AllocationOrder) -> None:
         """Request the order's hosts that neither await nor hold a usable box; the request is stored on return.
 
-        Raises: EngineError for a tag that was ended; a retryable EngineError if the order could not be stored.
+        Raises: AllocationEnded for a tag that was ended; a retryable EngineError if the order could not be stored.
         """
         await self._book.change(lambda: self._ask(order))
 
@@ -102,7 +117,7 @@ class BoxesScheduler:
             now = self._clock.now().astimezone(UTC)
             allocation = AllocationRecord(tag=order.tag, job_name=order.job_name, asked_at=now)
         if allocation.is_ended:
-            raise EngineError(f"the hosts of {order.tag} were given back; boxes are asked for under a new tag")
+            raise AllocationEnded(f"the hosts of {order.tag} were given back; boxes are asked for under a new tag")
         waiting = {host.index for request in allocation.requests for host in request.hosts}
         missing = tuple(
             host for host in order.hosts if host.index not in waiting and not self._is_held(allocation, host.index)

@@ -29,7 +29,10 @@ class Queue(Protocol):
     """
 
     async def ask(self, order: AllocationOrder) -> None:
-        """Request the hosts of a pool that have no living member; return at once. May be called again."""
+        """Request the hosts of a pool that have no living member; return at once. May be called again.
+
+        Raises: AllocationEnded if the pool was ended, and its name is not used again.
+        """
 
     async def grant(self, tag: str, num_hosts: int) -> Grant:
         """Return whether the hosts of a pool were granted, or why they wait."""

@@ -15,7 +15,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
+from clary.base.errors import EngineError
 from clary.base.string_enum import StrEnum
+
+
+class AllocationEnded(EngineError):
+    """A request under the tag of an allocation that was ended; hosts are requested under a new tag."""
 
 
 class AllocationState(StrEnum):
@@ -152,6 +157,8 @@ class ClusterScheduler(Protocol):
 
         The first call requests all hosts together. A later call after the loss of a host requests that host alone; the
         others keep their nodes.
+
+        Raises: AllocationEnded if the scheduler reuses no tag of an ended allocation.
         """
 
     async def allocations(self) -> Mapping[str, Allocation]:

@@ -10,6 +10,7 @@ import sys
 
 from clary.base.errors import EngineError
 from clary.control.engines.local.agent_processes import clary_folder
+from clary.control.limited_children import end_child
 
 TIMEOUT_S = 10.0
 
@@ -38,9 +39,10 @@ async def run_inside(module: str, *arguments: str, doing: str) -> None:
         async with asyncio.timeout(TIMEOUT_S):
             output, _ = await process.communicate()
     except TimeoutError:
-        process.kill()
-        await process.wait()
         raise EngineError(f"{doing} took longer than {TIMEOUT_S:g} s") from None
+    finally:
+        if process.returncode is None:
+            await end_child(process)
     if process.returncode != 0:
         said = output.decode(errors="replace").strip().rpartition("\n")[2]
         raise EngineError(f"{doing} failed: {said}")

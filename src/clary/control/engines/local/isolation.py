@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from clary.base.errors import EngineError, Fault
+from clary.base.limited_runs import RunTooLong, run_limited
 from clary.contract.launch_plan import Isolation
 from clary.control.engines.local.anchors import ANCHOR_COMMAND
 
@@ -62,20 +62,12 @@ def _probe(environ: Mapping[str, str]) -> tuple[str | None, dict[str, Any]]:
     if not sys.platform.startswith("linux"):
         return f"namespaces are Linux's, this is {sys.platform}", {}
     try:
-        done = subprocess.run(
-            [*ANCHOR_COMMAND, "--probe"],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PROBE_TIMEOUT_S,
-            check=False,
-        )
-        answer = json.loads(done.stdout)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        done = run_limited([*ANCHOR_COMMAND, "--probe"], limit_s=PROBE_TIMEOUT_S, variables=environ)
+        answer = json.loads(done.output)
+    except (OSError, RunTooLong) as error:
         return f"the probe did not run: {error}", {}
     except ValueError:
-        return f"the probe ended with exit code {done.returncode}: {done.stderr.strip()[-500:]}", {}
+        return f"the probe ended with exit code {done.code}: {done.errors.strip()[-500:]}", {}
     return answer["error"], {name: answer.get(name) for name in ("has_user_namespace", "why_no_users")}
 
 

@@ -8,10 +8,10 @@ first job; `clary doctor` calls it itself while no service runs. The probe runs 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 
+from clary.base.limited_runs import RunTooLong, run_limited
 from clary.contract.limits.memory_keepers import MemoryKeeper
 
 PROBE_COMMAND = (sys.executable, "-S", "-m", "clary.agent.host.limits.memory_support")
@@ -40,22 +40,15 @@ def memory_limits(environ: Mapping[str, str], *, looks_only: bool = False) -> st
         looks_only: if true, the probe moves no process to another cgroup.
     """
     try:
-        done = subprocess.run(
-            [*PROBE_COMMAND, *(["--look"] if looks_only else [])],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PROBE_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        command = [*PROBE_COMMAND, *(["--look"] if looks_only else [])]
+        done = run_limited(command, limit_s=PROBE_TIMEOUT_S, variables=environ)
+    except (OSError, RunTooLong) as error:
         return f"not known: the probe did not run: {error}"
     try:
-        answer = json.loads(done.stdout)
+        answer = json.loads(done.output)
         return in_words(MemoryKeeper(answer["kept_by"]), answer["why"])
     except (ValueError, KeyError, TypeError):
-        return f"not known: the probe ended with exit code {done.returncode}: {done.stderr.strip()[-500:]}"
+        return f"not known: the probe ended with exit code {done.code}: {done.errors.strip()[-500:]}"
 
 
 def in_words(keeper: MemoryKeeper, why: str) -> str:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clary.base.errors import EngineError
+from clary.base.limited_runs import RunTooLong, run_limited
+from clary.control.limited_children import end_child
 
 NEEDED = ("sbatch", "squeue", "sinfo", "scancel", "scontrol", "unmunge")
 SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -92,8 +93,7 @@ class SlurmPrograms:
             raise EngineError(f"{program} gave no answer in {limit_s:g} s", retryable=True) from None
         finally:
             if process.returncode is None:
-                process.kill()
-                await process.wait()
+                await end_child(process)
         code = process.returncode
         assert code is not None, "communicate has waited for its end"
         return Outcome(code=code, output=output.decode(errors="replace"), errors=errors.decode(errors="replace"))
@@ -109,23 +109,17 @@ class SlurmPrograms:
         Raises: as `run`.
         """
         try:
-            done = subprocess.run(
+            done = run_limited(
                 [self._find(program), *arguments],
-                input=text.encode(),
-                capture_output=True,
-                timeout=limit_s,
-                env=self._environment(program),
-                check=False,
+                limit_s=limit_s,
+                given=text.encode(),
+                variables=self._environment(program),
             )
-        except subprocess.TimeoutExpired:
+        except RunTooLong:
             raise EngineError(f"{program} gave no answer in {limit_s:g} s", retryable=True) from None
         except OSError as error:
             raise EngineError(f"{program} could not be started: {error}", retryable=True) from error
-        return Outcome(
-            code=done.returncode,
-            output=done.stdout.decode(errors="replace"),
-            errors=done.stderr.decode(errors="replace"),
-        )
+        return Outcome(code=done.code, output=done.output, errors=done.errors)
 
     def _find(self, program: str) -> str:
         path = shutil.which(program, path=self._path)

@@ -1,6 +1,7 @@
 """Asks Slurm for jobs, steps and nodes at most once a second for all callers together, more often just after a change.
 
-A caller that needs a new answer (`is_new`) causes a query of its own.
+A caller that needs a new answer (`is_new`) causes a query of its own. A failure counts for KEEP_FAILURE_S from its end
+for all callers: a program that hangs takes 20 s, and a pass over many jobs must not wait for it once per job.
 
 Where: `scheduler` calls it. Steps are queried before jobs: a step that ended with its job must not look as if it had
 ended alone.
@@ -29,6 +30,7 @@ KEEP_S = 1.0  # maximum age of a snapshot that is returned to all callers
 KEEP_SHORT_S = 0.3  # likewise, just after a change: Slurm starts a job at once if nodes are free
 SHORTLY_S = 3.0  # time after a change for which KEEP_SHORT_S holds
 KEEP_NODES_S = 3.0  # likewise, for nodes while no job changes: a large cluster has thousands
+KEEP_FAILURE_S = 2.0  # time from the end of a failed query for which no other is made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,7 @@ class QueueWatch:
         self._last: Snapshot | None = None
         self._error: EngineError | None = None
         self._asked_s = float("-inf")
+        self._failed_s = float("-inf")  # end of the last failed query
         self._changed_s = float("-inf")  # time of the last change
         self._nodes: Nodes | None = None
         self._nodes_asked_s = float("-inf")
@@ -76,13 +79,14 @@ class QueueWatch:
     async def look(self, *, is_new: bool = False) -> Snapshot:
         """Return the jobs, steps and nodes; with `is_new`, from a query that began after this call.
 
-        Raises: EngineError, retryable, while Slurm does not answer.
+        Raises: EngineError, retryable, while Slurm does not answer, and for KEEP_FAILURE_S afterwards.
         """
         called_s = self._clock.monotonic()
         async with self._lock:
             keep_s = KEEP_SHORT_S if called_s - self._changed_s < SHORTLY_S else KEEP_S
             oldest_s = called_s if is_new else called_s - keep_s
-            if self._asked_s <= oldest_s or (self._last is None and self._error is None):
+            has_failed = self._error is not None and self._clock.monotonic() - self._failed_s < KEEP_FAILURE_S
+            if not has_failed and (self._asked_s <= oldest_s or self._last is None):
                 await self._ask(is_new=is_new)
             if self._error is not None:
                 raise EngineError(self._error.message, retryable=True)
@@ -105,7 +109,7 @@ class QueueWatch:
                 steps = await self._steps(user)  # steps of the first query may have ended with their job
             nodes = await self._nodes_now(jobs, is_new=is_new)
         except EngineError as error:
-            self._last, self._error = None, error
+            self._last, self._error, self._failed_s = None, error, self._clock.monotonic()
             return
         self._error = None
         self._last = Snapshot(asked_s=self._asked_s, jobs=jobs, steps=steps, nodes=nodes)

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from clary.base.errors import ObjectStoreError
 from clary.control.jobs.training_job import TrainingJob
+from clary.control.limited_children import end_child
 from clary.control.reconcile.desks.profile_desk import KeptRequest, ProfileDesk
 from clary.control.reconcile.hub import JobHub
 
@@ -117,8 +118,7 @@ async def look_at(folder: Path, *, limit_s: float = LIMIT_S) -> str:
         return f"the traces could not be read within {limit_s:g} s: ask for fewer steps or ranks"
     finally:
         if process.returncode is None:
-            process.kill()
-            await process.wait()
+            await end_child(process)
     if process.returncode:
         last = said.decode("utf-8", "replace").strip().rpartition("\n")[2]
         return f"the traces could not be read: {last[:500] or f'exit code {process.returncode}'}"

@@ -12,7 +12,6 @@ earlier service started. The service knows the names of both jobs beforehand, so
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
@@ -28,6 +27,7 @@ from clary.base.errors import ClaryError, StoreError, WireError
 from clary.base.processes import ProcessId
 from clary.control.jobs import events
 from clary.control.jobs.training_job import EndCause, TrainingJob
+from clary.control.limited_children import end_child
 from clary.control.reconcile.desks.rehearsal_shelf import (
     CERTIFICATE_FILE,
     ERRORS,
@@ -257,10 +257,9 @@ class RehearsalDesk:
             await asyncio.wait(watched, timeout=LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
             is_late = not waiting.done() and not run.ending.done()
         finally:
-            if not waiting.done():
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-            await waiting
+            if not waiting.done() and not await end_child(process):
+                waiting.cancel()
+            await asyncio.wait({waiting})
         if run.ending.done():
             return run.ending.result()
         if is_late:

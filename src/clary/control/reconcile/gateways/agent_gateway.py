@@ -33,6 +33,7 @@ from clary.contract.agent_protocol import (
 from clary.contract.deep_profiles import HostProfile
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.stack_dumps import HostDump
+from clary.control.attentive_clock import AttentiveClock
 from clary.control.jobs import events, host_metrics
 from clary.control.jobs.job_names import host_of_stream
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
@@ -42,9 +43,6 @@ from clary.control.reconcile.gateways.log_metrics import lacking, metrics_of
 from clary.control.reconcile.hub import JobHub
 from clary.control.store.errors import JobNotFound, SequenceGap, StreamNotFound
 
-LISTEN_INTERVAL_S = 0.25  # interval of checks whether this service could receive requests
-# A service blocked for longer received no heartbeats meanwhile; on an overloaded machine many such delays add up.
-MAX_LAG_S = 0.1
 MAX_METRIC_NAME_BYTES = 4 * 255  # CreateTrainingJob, MetricDefinition.Name: 255 characters
 _FAULTS = tuple(fault.value for fault in Fault)
 
@@ -87,6 +85,7 @@ class AgentGateway:
         clock: Clock,
         *,
         profiles: ProfileDesk,
+        attentive: AttentiveClock | None = None,
     ) -> None:
         self._hub = hub
         self._logs = logs
@@ -94,21 +93,21 @@ class AgentGateway:
         self._dumps = dumps
         self._profiles = profiles
         self._clock = clock
-        self._started_s = clock.monotonic()
-        self._heard_s: dict[tuple[str, int], dict[str, float]] = {}  # attempt -> host -> time of its last request
+        self._attentive = attentive or AttentiveClock(clock)
+        self._started_s = self._attentive.monotonic()
+        # attempt -> host -> time of its last request by the attentive clock
+        self._heard_s: dict[tuple[str, int], dict[str, float]] = {}
         self._signs_s: dict[tuple[str, int], dict[str, float]] = {}  # attempt -> host -> time of its last report
         self._open_reports: Counter[tuple[str, int, str]] = Counter()  # (attempt, host) -> reports being stored
-        self._listened_s: float | None = None  # time of the last check by `keep_listening`; None without checks
-        self._expects_hosts = asyncio.Event()
         self._log_locks: dict[str, asyncio.Lock] = {}  # stream -> lock
         self._counted: dict[str, int] = {}  # stream -> first line whose metrics are not stored by this service
         self._stored_before: dict[str, int] = {}  # stream -> first line that no earlier service has stored
         self._lags: dict[tuple[str, str], tuple[float, CheckpointFacts]] = {}  # (job, host) -> last stored time, facts
+        self._attentive.add_user(counts=lambda: bool(self._heard_s), begin=self._begin)
 
     def silent_s(self, job: TrainingJob) -> dict[str, float]:
         """Return host -> seconds since its last request or start, less the time when this service was blocked."""
-        self._excuse_silence()
-        now_s = self._clock.monotonic()
+        now_s = self._attentive.monotonic()
         heard_s = self._heard_s.get((job.name, job.attempt), {})
         return {
             # An agent waits for the answer to a report before it sends the next.
@@ -130,45 +129,21 @@ class AgentGateway:
     async def keep_listening(self) -> None:
         """Detect, until cancelled, when this service is blocked: by its disk, by other programs, by a paused machine.
 
-        A blocked service receives no heartbeats, and may afterwards call `silent_s` before it reads them. The service
-        was starting until this call, so silence counts from this call on.
+        The service was starting until this call, so silence counts from this call on.
         """
-        self._started_s = self._clock.monotonic()
+        await self._attentive.keep_listening()
+
+    def _begin(self) -> None:
+        self._started_s = self._attentive.monotonic()
         for heard_s in self._heard_s.values():
             heard_s.update(dict.fromkeys(heard_s, self._started_s))
-        try:
-            while True:
-                if self._heard_s:
-                    self._excuse_silence()
-                    self._listened_s = self._clock.monotonic()
-                    await asyncio.sleep(LISTEN_INTERVAL_S)
-                else:  # no host's silence is counted, so no check is needed
-                    self._listened_s = None
-                    self._expects_hosts.clear()
-                    await self._expects_hosts.wait()
-        finally:
-            self._listened_s = None
 
     def expect(self, job: TrainingJob) -> None:
         """Count silence from now on for hosts whose agents were just started and have not reported yet."""
         heard_s = self._heard_s.setdefault((job.name, job.attempt), {})
-        self._expects_hosts.set()
+        self._attentive.wake()
         for name in job.hosts:
-            heard_s.setdefault(name, self._clock.monotonic())
-
-    def _excuse_silence(self) -> None:
-        """Subtract the time during which this service was blocked from every host's silence."""
-        if self._listened_s is None:
-            return
-        now_s = self._clock.monotonic()
-        lag_s = now_s - self._listened_s - LISTEN_INTERVAL_S
-        if lag_s < MAX_LAG_S:
-            return
-        self._listened_s = now_s
-        self._started_s = min(now_s, self._started_s + lag_s)
-        for heard_s in self._heard_s.values():
-            for name, at_s in heard_s.items():
-                heard_s[name] = min(now_s, at_s + lag_s)
+            heard_s.setdefault(name, self._attentive.monotonic())
 
     def forget(self, job: TrainingJob) -> None:
         """Forget an attempt whose hosts have ended: its signs of life, log positions and checkpoint lags."""
@@ -301,8 +276,8 @@ class AgentGateway:
             raise _attempt_over(job.name, job.attempt) from error
 
     def _hear(self, job: TrainingJob, host: str) -> None:
-        self._heard_s.setdefault((job.name, job.attempt), {})[host] = self._clock.monotonic()
-        self._expects_hosts.set()
+        self._heard_s.setdefault((job.name, job.attempt), {})[host] = self._attentive.monotonic()
+        self._attentive.wake()
 
     async def next_order(self, job: TrainingJob, host: str, *, after: int, wait_s: float) -> Order:
         """Return the host's order once it is newer than `after`, or the present order when `wait_s` is over.

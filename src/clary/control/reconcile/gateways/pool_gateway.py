@@ -15,6 +15,7 @@ from typing import Protocol
 from clary.base.clock import Clock
 from clary.base.errors import WireError
 from clary.contract.agent_protocol import HostPhase, PoolAssignment
+from clary.control.attentive_clock import AttentiveClock
 from clary.control.engines.cluster.enrolments import host_token
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.reconcile.hub import JobHub
@@ -42,6 +43,7 @@ class PoolGateway:
         pool_token: pool -> the bearer token of its agents.
         claims: claims of nodes on other machines, so that a node that its pool has given up gets no attempt; None if
             hosts run on this machine, where the engine kills them.
+        attentive: measures the silence of hosts, shared with the other gateways; None for a clock of its own.
     """
 
     def __init__(
@@ -51,15 +53,19 @@ class PoolGateway:
         *,
         pool_token: Callable[[str], str],
         claims: Claims | None = None,
+        attentive: AttentiveClock | None = None,
     ) -> None:
         self._hub = hub
         self._clock = clock
         self.token_of = pool_token
         self._claims = claims
         self._served: dict[str, dict[str, str]] = {}  # pool -> host -> last attempt that the host has finished
-        self._started_s = clock.monotonic()
-        self._heard_s: dict[tuple[str, str], float] = {}  # (pool, host) -> last request, or last check while it waits
+        self._attentive = attentive or AttentiveClock(clock)
+        self._started_s = self._attentive.monotonic()
+        # (pool, host) -> last request, or last check while it waits, by the attentive clock
+        self._heard_s: dict[tuple[str, str], float] = {}
         self._changes: dict[str, asyncio.Event] = {}  # pool -> set when its hosts may have another attempt to serve
+        self._attentive.add_user(counts=self._has_pools, begin=self._begin)
 
     def authorize(self, pool: str, token: str, host: str = "") -> None:
         """Check that a request comes from an agent of the pool.
@@ -99,7 +105,8 @@ class PoolGateway:
                 self._require_held(pool)
             else:
                 self.authorize(pool, token, host)
-            self._heard_s[pool, host] = self._clock.monotonic()
+            self._heard_s[pool, host] = self._attentive.monotonic()
+            self._attentive.wake()
             found = self._assignment(pool, host)
             if found is not None and found.name != after:
                 return found
@@ -123,8 +130,19 @@ class PoolGateway:
         return self._served.get(job.pool, {}).get(host) == f"{job.name}:{job.attempt}"
 
     def silent_s(self, pool: str, host: str) -> float:
-        """Return the seconds since a host last polled, or since this service began if the host has not polled yet."""
-        return self._clock.monotonic() - self._heard_s.get((pool, host), self._started_s)
+        """Return the seconds since a host last polled, or since this service began if the host has not polled yet.
+
+        Time in which this service was blocked does not count.
+        """
+        return self._attentive.monotonic() - self._heard_s.get((pool, host), self._started_s)
+
+    def _has_pools(self) -> bool:
+        """Whether the silence of a pool's agent may be judged: only jobs hold pools."""
+        return bool(self._heard_s) and bool(self._hub.active_jobs() or self._hub.waiting_jobs())
+
+    def _begin(self) -> None:
+        self._started_s = self._attentive.monotonic()
+        self._heard_s.update(dict.fromkeys(self._heard_s, self._started_s))
 
     def forget(self, pool: str) -> None:
         """Forget an ended pool, and wake its waiting agents, which are then told that the pool has ended."""

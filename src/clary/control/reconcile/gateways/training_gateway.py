@@ -33,6 +33,7 @@ from clary.control.reconcile.gateways.training_pictures import picture_of
 from clary.control.reconcile.hub import MAX_FINAL_METRICS, JobHub
 from clary.control.store.errors import JobNotFound
 from clary.control.store.training_pictures import Picture
+from clary.control.tuning.tuning_request import OBJECTIVE_KEY
 
 MAX_FILE_CHARACTERS = 4096
 STATUS_BURST = 20.0  # burst of requests of one host's program
@@ -248,9 +249,14 @@ def _newest(values: Sequence[FinalMetric]) -> list[FinalMetric]:
 
 
 def _room(job: TrainingJob) -> int:
-    """Return how many final metrics a job may hold for now; metrics that its request defines have reserved places."""
-    names = {metric.name for metric in job.final_metrics}
-    missing = [item for item in JobRequest(job.request).metric_definitions if item.name not in names]
+    """Return how many final metrics a job may hold for now; metrics that its request defines have reserved places.
+
+    Of the many metrics that an image defines only the objective of a trial has one.
+    """
+    request, names = JobRequest(job.request), {metric.name for metric in job.final_metrics}
+    missing = [item for item in request.metric_definitions if item.name not in names]
+    if not request.has_own_metrics:
+        missing = [item for item in missing if item.name == request.hyperparameters.get(OBJECTIVE_KEY)]
     return max(0, MAX_FINAL_METRICS - len(missing))
 
 

@@ -9,7 +9,13 @@ from spoken_boxes import BOOT, TAG, SpokenBoxes, order, wish
 from clary.base.errors import EngineError
 from clary.control.engines.boxes import scheduler as scheduler_module
 from clary.control.engines.boxes.scheduler import BoxesScheduler
-from clary.control.engines.cluster.scheduler import AllocationState, ClusterScheduler, Ended, NoticeKind
+from clary.control.engines.cluster.scheduler import (
+    AllocationEnded,
+    AllocationState,
+    ClusterScheduler,
+    Ended,
+    NoticeKind,
+)
 from clary.testing.fake_clock import FakeClock
 
 
@@ -158,7 +164,7 @@ async def test_a_host_that_waits_is_ended_at_once(world):
     await world.add("box1")
     assert (await world.told()).members.keys() == {0}
     assert await world.scheduler.end(TAG) is Ended.ASKED_FOR
-    with pytest.raises(EngineError, match="under a new tag"):
+    with pytest.raises(AllocationEnded, match="under a new tag"):
         await world.scheduler.ask(order(2))
 
 

@@ -1,8 +1,10 @@
 """Boots that enrol: in any order, twice, late, with a wrong proof, two for one index, after a restart."""
 
 import asyncio
+import errno
 import json
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -201,3 +203,29 @@ async def test_a_record_that_is_forgotten_during_its_write_is_removed(enrolments
     with pytest.raises(WireError, match="has ended"):
         await asking
     assert list((tmp_path / "allocations").iterdir()) == []
+
+
+async def test_a_record_that_cannot_be_removed_does_not_keep_the_end_of_an_allocation(enrolments, monkeypatch, caplog):
+    await enrolments.enrol(TAG, 0, asked())
+
+    def refused(*_arguments, **_options):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    enrolments.forget(TAG)
+    monkeypatch.undo()
+    assert "Input/output error" in caplog.text
+    assert "no job waits" in await refusal(enrolments, 0, asked())
+    assert enrolments.known() == [TAG]  # the service finds it again
+    enrolments.forget(TAG)
+    assert enrolments.known() == []
+
+
+def test_records_that_cannot_be_listed_are_an_error_of_the_engine(enrolments, tmp_path, monkeypatch):
+    def refused(*_arguments):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    with pytest.raises(EngineError, match="cannot be listed") as told:
+        enrolments.known()
+    assert told.value.retryable

@@ -6,7 +6,7 @@ import pytest
 
 from clary.base.errors import EngineError
 from clary.control.engines.slurm.programs import Outcome
-from clary.control.engines.slurm.queue_watch import QueueWatch
+from clary.control.engines.slurm.queue_watch import KEEP_FAILURE_S, QueueWatch
 from clary.testing.fake_clock import FakeClock
 
 JOB = "6|6|0|{}|node-1|train|N/A|N/A|N/A|30:00|1|None|clary:0f3a99c2:pool_0123456789ab:0:30\n"
@@ -99,6 +99,39 @@ async def test_a_failure_of_slurm_is_raised_for_all_callers_until_it_answers(wat
     assert {type(one) for one in found} == {EngineError}
     assert all(one.retryable and "Unable to contact slurm controller" in one.message for one in found)
     assert programs.asked == ["steps"]
-    clock.advance(1.1)
+    clock.advance(KEEP_FAILURE_S)
     programs.is_away = False
     assert (await watch.look()).jobs[0].job_id == 6
+
+
+async def test_a_slurm_that_hangs_is_queried_once_for_a_pass_over_many_jobs(watch, programs, clock, monkeypatch):
+    async def hang(program, *arguments):
+        programs.asked.append(program)
+        clock.advance(20)
+        raise EngineError(f"{program} gave no answer in 20 s", retryable=True)
+
+    monkeypatch.setattr(programs, "run", hang)
+    for is_new in (False, True) * 25:
+        with pytest.raises(EngineError, match="gave no answer in 20 s"):
+            await watch.look(is_new=is_new)
+    watch.forget()
+    with pytest.raises(EngineError, match="gave no answer in 20 s"):
+        await watch.look()
+    assert programs.asked == ["squeue"]
+    clock.advance(KEEP_FAILURE_S)
+    with pytest.raises(EngineError, match="gave no answer in 20 s"):
+        await watch.look()
+    assert programs.asked == ["squeue"] * 2
+
+
+async def test_callers_that_wait_for_a_slurm_that_hangs_share_its_failure(watch, programs, clock, monkeypatch):
+    async def hang(program, *arguments):
+        programs.asked.append(program)
+        await asyncio.sleep(0)
+        clock.advance(20)
+        raise EngineError(f"{program} gave no answer in 20 s", retryable=True)
+
+    monkeypatch.setattr(programs, "run", hang)
+    found = await asyncio.gather(*(watch.look(is_new=True) for _ in range(5)), return_exceptions=True)
+    assert {type(one) for one in found} == {EngineError}
+    assert programs.asked == ["squeue"]

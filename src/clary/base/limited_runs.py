@@ -1,0 +1,129 @@
+"""Runs short programs within a time limit that holds even if a program cannot be killed.
+
+Where: every part that asks another program: nvidia-smi, py-spy, Slurm's programs, interpreters. `subprocess.run` kills
+a late program and then waits for its end without a limit. A program that hangs in the kernel, in a GPU's driver or a
+dead network file system, ends only when the kernel lets it go. Such a program is abandoned here: a warning names it,
+its pipes are closed, and later calls collect it once it has ended. `agent.boot`, which imports nothing of Clary, has a
+shorter form of `run_limited`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+END_S = 2.0  # for a killed program to end; one that does not hang in the kernel needs milliseconds
+
+logger = logging.getLogger(__name__)
+_lock = threading.Lock()
+_abandoned: list[subprocess.Popen[bytes]] = []  # guarded by `_lock`; a child must be waited for by its own `Popen`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """Exit code and output of a program that has ended; bytes that are no UTF-8 are replaced."""
+
+    code: int
+    output: str
+    errors: str
+
+
+class RunTooLong(subprocess.TimeoutExpired):
+    """A program did not end within its limit. It was killed, or hangs in the kernel and was abandoned."""
+
+    def __init__(self, command: Sequence[str], limit_s: float, *, hanging_pid: int | None) -> None:
+        super().__init__(command, limit_s)
+        self.hanging_pid = hanging_pid  # process that SIGKILL does not end; None if the program was killed
+
+    def __str__(self) -> str:
+        """Name the program, the limit, and the process that is left."""
+        words = f"{os.path.basename(str(self.cmd[0]))} did not end within {self.timeout:g} s"
+        return words if self.hanging_pid is None else f"{words}, and process {self.hanging_pid} hangs in the kernel"
+
+
+def run_limited(
+    command: Sequence[str],
+    *,
+    limit_s: float,
+    given: bytes | None = None,
+    variables: Mapping[str, str] | None = None,
+    folder: str | None = None,
+) -> Ended:
+    """Run a program to its end; any exit code is accepted. It takes at most `limit_s` + END_S.
+
+    Args:
+        command: program and arguments.
+        limit_s: seconds after which the program is killed.
+        given: its standard input; None for an empty one.
+        variables: its environment; None for that of this process.
+        folder: its working folder; None for that of this process.
+    Raises: RunTooLong, a subprocess.TimeoutExpired, after which no other thread or child waits for the program;
+        OSError if it cannot be started.
+    """
+    collect_abandoned()
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=None if variables is None else dict(variables),
+        cwd=folder,
+    )
+    try:
+        output, errors = process.communicate(given, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        has_ended = end_process(process)
+        raise RunTooLong(command, limit_s, hanging_pid=None if has_ended else process.pid) from None
+    except BaseException:
+        end_process(process)
+        raise
+    return Ended(
+        code=process.returncode,
+        output=output.decode("utf-8", "replace"),
+        errors=errors.decode("utf-8", "replace"),
+    )
+
+
+def end_process(process: subprocess.Popen[bytes], *, limit_s: float = END_S) -> bool:
+    """Kill a child process, wait a short time for its end and close its pipes; return whether it has ended.
+
+    A child that has not ended is abandoned.
+
+    Args:
+        process: the child; one that has ended already is only waited for.
+        limit_s: longest wait.
+    """
+    process.kill()  # does nothing if it was waited for
+    try:
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        logger.warning(
+            "%s (process %d) does not end after SIGKILL: it hangs in the kernel", _name(process), process.pid
+        )
+        with _lock:
+            _abandoned.append(process)
+        has_ended = False
+    else:
+        has_ended = True
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # what was not written yet is lost with the program
+                pipe.close()
+    return has_ended
+
+
+def collect_abandoned() -> tuple[int, ...]:
+    """Collect abandoned children that have ended meanwhile, without blocking; return the ids of the others."""
+    with _lock:
+        _abandoned[:] = [process for process in _abandoned if process.poll() is None]
+        return tuple(process.pid for process in _abandoned)
+
+
+def _name(process: subprocess.Popen[bytes]) -> str:
+    first = process.args if isinstance(process.args, str | bytes | os.PathLike) else next(iter(process.args), "")
+    return os.path.basename(os.fsdecode(first))
