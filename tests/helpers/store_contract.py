@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 import random
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -28,7 +27,7 @@ from clary.control.jobs.job_state import JobState
 from clary.control.jobs.training_job import FinalMetric, HostRecord, JobFailure, StatusTransition, TrainingJob
 from clary.control.store import tables
 from clary.control.store.database import open_engines, parse_url
-from clary.control.store.errors import BadToken, JobExists, JobNotFound, StaleLease
+from clary.control.store.errors import BadToken, JobExists, JobNotFound
 from clary.control.store.job_cards import MAX_CARD_METRICS, CardOrder, CardQuery, JobCard
 from clary.control.store.job_queries import JobQuery, JobSummary, SortBy
 from clary.control.store.leases import Lease
@@ -404,71 +403,15 @@ class StoreContract:
         with pytest.raises(JobNotFound, match="nobody"):
             await store.add_metrics("nobody", [FinalMetric(name="loss", value=1.0, at=START)])
 
-    # Leases
-
-    async def test_a_lease_has_one_holder_at_a_time(self, store: Store, other_store: Store) -> None:
-        results = await asyncio.gather(
-            *((store if number % 2 else other_store).acquire_lease("l", f"owner-{number}", 60) for number in range(8))
-        )
-        (lease,) = [result for result in results if result is not None]
-        assert await store.acquire_lease("l", "somebody", 60) is None
-        assert await store.acquire_lease("another", "somebody", 60) is not None
-        assert lease.expires_at > datetime.now(UTC)
-
-    async def test_fencing_tokens_grow_with_every_holder_of_the_lease(self, store: Store) -> None:
-        first = await store.acquire_lease("l", "a", 60)
-        again = await store.acquire_lease("l", "a", 60)
-        assert first is not None
-        assert again is not None
-        await store.release_lease(again)
-        second = await store.acquire_lease("l", "b", 60)
-        assert second is not None
-        assert first.token < again.token < second.token
-
-    async def test_an_expired_lease_can_be_taken_and_its_old_holder_is_fenced(
-        self, store: Store, other_store: Store
-    ) -> None:
-        await store.create_job(make_job("j"), {})
-        old = await store.acquire_lease("l", "a", 0.001)
-        assert old is not None
-        assert (await store.update_job("j", count_up, lease=old)).attempt == 1  # expired, not yet taken
-        new = await _acquire_soon(other_store, "l", "b", ttl_s=60)
-        for act in (
-            store.update_job("j", count_up, lease=old),
-            store.update_job("j", lambda job: job, lease=old),
-            store.renew_lease(old, 60),
-        ):
-            with pytest.raises(StaleLease, match=r"'a' with token 1 was taken by 'b' with token 2"):
-                await act
-        await store.release_lease(old)  # no longer held by the caller, which must not release it
-        assert await store.acquire_lease("l", "a", 60) is None
-        assert (await other_store.update_job("j", count_up, lease=new)).attempt == 2
-
-    async def test_a_renewed_lease_keeps_its_token_and_lives_longer(self, store: Store) -> None:
-        lease = await store.acquire_lease("l", "a", 1)
-        assert lease is not None
-        renewed = await store.renew_lease(lease, 600)
-        assert renewed.token == lease.token
-        assert renewed.expires_at > lease.expires_at + timedelta(seconds=500)
-
-    async def test_a_write_under_a_lease_that_was_never_taken_is_stale(self, store: Store) -> None:
-        await store.create_job(make_job("j"), {})
-        invented = Lease(name="nothing", owner="a", token=1, expires_at=START)
-        with pytest.raises(StaleLease, match="taken by nobody"):
-            await store.update_job("j", count_up, lease=invented)
-
     # Opening and closing
 
     async def test_jobs_tags_and_metrics_survive_a_restart(self, store: Store, database_url: str) -> None:
         await store.create_job(make_job("j"), {"a": "1"})
-        lease = await store.acquire_lease("l", "a", 60)
         await store.close()
         again = await Store.open(database_url)
         try:
             assert await again.get_job("j") == make_job("j")
             assert await again.get_tags(make_job("j").arn) == {"a": "1"}
-            assert lease is not None
-            assert (await again.update_job("j", count_up, lease=lease)).attempt == 1
         finally:
             await again.close()
 
@@ -738,16 +681,6 @@ class StoreContract:
         assert acknowledged <= names
         assert len(acknowledged) > 20
         assert next_line > 20
-
-
-async def _acquire_soon(store: Store, name: str, owner: str, *, ttl_s: float) -> Lease:
-    deadline = time.monotonic() + 5
-    for _ in itertools.count():
-        lease = await store.acquire_lease(name, owner, ttl_s)
-        if lease is not None:
-            return lease
-        assert time.monotonic() < deadline, "the lease never expired"
-    raise AssertionError
 
 
 def _versions(database_url: str) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from clary.control.engines.cluster.queue import Grant
-from clary.control.engines.cluster.scheduler import AllocationOrder, NodeKind
+from clary.control.engines.cluster.scheduler import AllocationEnded, AllocationOrder, NodeKind
 from clary.control.engines.interface import HeldAttempt, Released
 from clary.testing.fake_engine import GIB, FakeEngine
 
@@ -29,12 +29,15 @@ class FakeQueueEngine(FakeEngine):
         self.num_asked = 0
         self.ask_errors: list[Exception] = []
         self.wanted_by: dict[str, str] = {}  # tag -> the job that waits for its nodes
+        self.ended: set[str] = set()  # tags; as on boxes, no hosts are requested under them again
 
     async def ask(self, order: AllocationOrder) -> None:
-        """Record an allocation order. Raises: the next of `ask_errors`."""
+        """Record an allocation order. Raises: the next of `ask_errors`; AllocationEnded for an ended tag."""
         self.num_asked += 1
         if self.ask_errors:
             raise self.ask_errors.pop(0)
+        if order.tag in self.ended:
+            raise AllocationEnded(f"the hosts of {order.tag} were given back")
         self.asked[order.tag] = order
 
     async def grant(self, tag: str, num_hosts: int) -> Grant:
@@ -49,6 +52,7 @@ class FakeQueueEngine(FakeEngine):
 
     async def end(self, pool: str) -> Released:
         """Forget the pool's order."""
+        self.ended.add(pool)
         self.asked.pop(pool, None)
         self.granted.discard(pool)
         return await super().end(pool)

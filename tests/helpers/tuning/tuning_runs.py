@@ -107,11 +107,11 @@ class TuningRuns:
         await self.plane.passes(2)
         await self.plane.tuning_passes()
 
-    async def tell(self, name, *values):
+    async def tell(self, name, *values, metric=METRIC):
         """Report values of the objective for a training job."""
         for value in values:
             self.plane.clock.advance(0.01)
-            found = [FinalMetric(name=METRIC, value=value, at=self.plane.clock.now())]
+            found = [FinalMetric(name=metric, value=value, at=self.plane.clock.now())]
             await self.plane.store.add_metrics(name, found)
             await self.plane.hub.record_metrics(name, found)
 
@@ -130,10 +130,10 @@ class TuningRuns:
         self.plane.engine.end_all_agents(agent.name)
         await self.plane.passes(2)
 
-    async def finish(self, name, *values, exit_code=0):
+    async def finish(self, name, *values, exit_code=0, metric=METRIC):
         """Run a training job, report values, end it, and run the keeper."""
         agent = await self.run(name)
-        await self.tell(name, *values)
+        await self.tell(name, *values, metric=metric)
         await self.end(agent, exit_code=exit_code)
         await self.look()
 

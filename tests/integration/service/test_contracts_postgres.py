@@ -1,10 +1,11 @@
-"""The contracts of series, trainings, documents, experiments and tuning jobs, on a real PostgreSQL server."""
+"""The contracts of series, trainings, documents, experiments, tuning jobs and the lease, on a PostgreSQL server."""
 
 from collections.abc import Iterator
 
 import pytest
 from documents_contract import DocumentsContract
 from experiments_contract import ExperimentsContract
+from lease_contract import LeaseContract
 from postgres_server import PostgresServer
 from series_contract import SeriesContract
 from training_contract import TrainingContract
@@ -40,6 +41,10 @@ class TestExperimentsOnPostgres(ExperimentsContract):
 
 
 class TestNumberedDocumentsOnPostgres(DocumentsContract):
+    """The contract against a server."""
+
+
+class TestLeaseOnPostgres(LeaseContract):
     """The contract against a server."""
 
 

@@ -135,10 +135,7 @@ class PoolReused:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolEnded:
-    """The hosts of the job's warm pool are being ended.
-
-    For a job that waits for its next attempt, they have already ended.
-    """
+    """The hosts of the job's pool are being ended, or have ended; no attempt runs on them any more."""
 
     reason: str
 

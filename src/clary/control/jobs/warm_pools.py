@@ -107,7 +107,7 @@ def hand_over(job: TrainingJob, *, by: str, now: datetime) -> TrainingJob:
 
 
 def begin_to_end(job: TrainingJob, *, reason: str, now: datetime) -> TrainingJob:
-    """Return a job whose waiting hosts no job can take any more, because the service is about to end them.
+    """Return a job whose waiting hosts no job can take any more, because the service ends them.
 
     Args:
         job: the last holder, or a job that waits with its own hosts.

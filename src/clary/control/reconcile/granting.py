@@ -14,7 +14,7 @@ from typing import Protocol
 from clary.base.clock import Clock
 from clary.base.errors import ClaryError, EngineError, WireError
 from clary.control.engines.cluster.queue import Queue
-from clary.control.engines.cluster.scheduler import AllocationOrder, HostWish
+from clary.control.engines.cluster.scheduler import AllocationEnded, AllocationOrder, HostWish
 from clary.control.jobs import attempts, events, health, retries
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
@@ -130,6 +130,10 @@ class Granter:
                 await self._look_at(job)
             except asyncio.CancelledError:
                 raise
+            except AllocationEnded as error:
+                # The service ended while it gave the job's hosts back; the next pass requests others for a new pool.
+                log.info("job %s: %s", job.name, error.message)
+                await self._hub.apply(job.name, events.PoolEnded(reason=error.message))
             except EngineError as error:
                 if error.retryable:
                     await self._tell(job, f"{error.message}.")

@@ -15,10 +15,12 @@ from datetime import datetime
 from typing import Protocol
 
 from clary.base.clock import Clock, ClockAnchor
+from clary.contract.statuses import TrainingJobStatus
 from clary.control.jobs import events, transitions
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
+from clary.control.jobs.warm_pools import is_parked
 from clary.control.store.damage import JobUnreadable
-from clary.control.store.errors import JobExists, JobNotFound
+from clary.control.store.errors import JobExists, JobNotFound, StaleLease
 from clary.control.store.tracking.tuning_records import TrialRefused
 from clary.control.tuning.tuning_job import Trial
 
@@ -58,11 +60,15 @@ class JobStore(Protocol):
     async def delete_job(self, name: str) -> None:
         """Remove a job; raises JobNotFound."""
 
+    async def require_lease(self) -> None:
+        """Raise StaleLease if another service owns the jobs by now."""
+
 
 class JobHub:
     """Unfinished jobs in memory, equal to those of the store.
 
-    One service at a time owns a database (it holds the `service` lease), so memory and store cannot diverge.
+    One service at a time owns a database: it holds the `service` lease, and the store refuses the writes of a service
+    that has lost it. So memory and store cannot diverge.
     """
 
     def __init__(
@@ -121,6 +127,14 @@ class JobHub:
         """Return a waiting or active job without reading the store."""
         return self._active.get(name) or self._waiting.get(name)
 
+    def job_of_key(self, access_key_id: str) -> TrainingJob | None:
+        """Return the job to whose present attempt a key belongs; None if there is none, or if the attempt has ended."""
+        for job in self._active.values():
+            plan = job.plan
+            if plan is not None and plan["job_endpoint"]["credentials"]["access_key_id"] == access_key_id:
+                return None if is_parked(job) else job
+        return None
+
     async def create(self, job: TrainingJob, tags: Mapping[str, str], *, trial: Trial | None = None) -> None:
         """Store a new job, and its trial if it has one, and wake the reconciler.
 
@@ -156,8 +170,13 @@ class JobHub:
         with self._doubting(name):
             # One service owns the database, so its memory holds the last written record.
             job = await self._store.update_job(name, watched, known=self.live_job(name))
+        live = self.live_job(name)
         if has_changed:
             self._remember(job, before)
+            self._notify(name)
+        elif live is not None and _standing(live) != _standing(job):
+            # A write whose confirmation was lost has changed the record before: see `settle_doubts`.
+            self._remember(job, live)
             self._notify(name)
         return job
 
@@ -182,6 +201,13 @@ class JobHub:
             return job if merged == job.final_metrics else replace(job, final_metrics=merged)
 
         await self.update(name, merge)
+
+    async def require_lease(self) -> None:
+        """Check that this service still owns the jobs, before an act on hosts that no write precedes.
+
+        Raises: StaleLease if another service owns them.
+        """
+        await self._store.require_lease()
 
     async def delete(self, name: str) -> None:
         """Remove an ended job; raises JobNotFound."""
@@ -243,7 +269,7 @@ class JobHub:
         """Mark a job as doubtful if its write failed or was cancelled, but may nevertheless have been committed."""
         try:
             yield
-        except (JobExists, JobNotFound, JobUnreadable, TrialRefused):
+        except (JobExists, JobNotFound, JobUnreadable, StaleLease, TrialRefused):
             raise
         except BaseException:
             self._doubtful.add(name)
@@ -278,3 +304,8 @@ class JobHub:
         if watcher is not None:
             watcher.set()
         self._changed.set()
+
+
+def _standing(job: TrainingJob) -> tuple[int, TrainingJobStatus, bool]:
+    """Return what decides where a job belongs; cheap to compare, unlike whole records."""
+    return job.attempt, job.status, job.is_released

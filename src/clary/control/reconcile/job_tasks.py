@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine
 
 from clary.control.jobs.training_job import TrainingJob
+from clary.control.store.errors import StaleLease
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ class JobTasks:
         async def guarded() -> None:
             try:
                 await work(job)
+            except StaleLease as stale:
+                log.warning("job %s: background work was dropped: %s", name, stale.message)
             except Exception:  # boundary: as in `make_pass`; one job's failure must not end the service
                 log.exception("job %s: background work failed; the next pass tries again", name)
             finally:

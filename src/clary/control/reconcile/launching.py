@@ -88,6 +88,8 @@ class Launcher:
     async def start(self, job: TrainingJob, asked: events.HostsAsked, holder: TrainingJob | None) -> None:
         """Begin a waiting job's next attempt, and create its hosts in the background.
 
+        Nothing is launched unless the stored record has this very attempt: the job may have been stopped meanwhile.
+
         Args:
             job: the waiting job.
             asked: event returned by `hosts_asked`.
@@ -96,7 +98,7 @@ class Launcher:
         job = await self._hub.apply(job.name, asked)
         if holder is not None and job.pool == holder.pool:
             await self._hub.apply(holder.name, events.PoolReused(by=job.name))
-        if not job.is_terminal:
+        if job.plan == asked.plan and not job.is_terminal:
             self.begin(job)
 
     async def _start_while_there_is_room(self) -> None:
@@ -233,7 +235,10 @@ class Launcher:
                 began_at = job.transitions[-1].started_at
                 await asyncio.gather(*(self._logs.create_stream(stream, began_at) for stream in job.log_streams))
                 plan = await self._engine.launch(plan)
+                # This write fails if another service owns the database by now: no agents are started then.
                 job = await self._hub.apply(job.name, events.NetworkReady(plan=to_plain(plan)))
+                if job.is_terminal or job.attempt != plan.attempt:
+                    return
                 await self._engine.start_agents(plan)
             self._gateway.expect(job)
             self._pools.announce(job)

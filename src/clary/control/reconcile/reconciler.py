@@ -17,6 +17,7 @@ from clary.base.errors import Fault
 from clary.base.plain import from_plain
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.launch_plan import LaunchPlan
+from clary.control.background_tasks import keep_running
 from clary.control.engines.cluster.queue import Queue
 from clary.control.engines.interface import Engine, HostState
 from clary.control.jobs import deadlines, events, notices, retries, warm_pools
@@ -33,6 +34,7 @@ from clary.control.reconcile.planning import Site
 from clary.control.reconcile.pool_keeping import PoolKeeper
 from clary.control.reconcile.releasing import LogEnds, Releaser
 from clary.control.reconcile.spot_market import SpotMarket
+from clary.control.store.errors import StaleLease
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +115,7 @@ class Reconciler:
 
     async def run(self) -> None:
         """Make passes until cancelled."""
-        listening = asyncio.create_task(self._gateway.keep_listening(), name="gateway:listening")
+        listening = keep_running("gateway:listening", self._gateway.keep_listening)
         try:
             while True:
                 await self.make_pass()
@@ -141,6 +143,8 @@ class Reconciler:
             await self._reclaim_spot_capacity()
             if not self.is_draining:
                 await (self._granter or self.launcher).start_waiting_jobs()
+        except StaleLease:
+            return  # the service leaves, and has said so
         except Exception:  # boundary: running jobs are still handled in this pass
             log.exception("waiting jobs: this pass failed; the next one tries again")
         names = dict.fromkeys(job.name for job in self._hub.active_jobs())
@@ -152,11 +156,13 @@ class Reconciler:
                 continue
             try:
                 await self._follow(job)
+            except StaleLease:
+                return
             except Exception:  # boundary: one job's failure must not affect the other jobs
                 log.exception("job %s: this pass failed; the next one tries again", name)
 
     async def give_pools_back(self) -> None:
-        """End the hosts that jobs keep while they wait for a retry; no pass may run meanwhile."""
+        """End the hosts that jobs keep while they wait for a retry; no job may start meanwhile."""
         await self.releaser.give_pools_back()
 
     async def _look_at_waiting_jobs(self) -> None:

@@ -124,6 +124,7 @@ class Releaser:
     async def release(self, job: TrainingJob) -> None:
         """Release the hosts of an attempt; after a failure, `release_when_left` retries after a pause."""
         try:
+            await self._hub.require_lease()  # else the hosts may serve another job of the service that has the lease
             decision = await self._pools.decide(job)
             if decision.stays:
                 await self._fence_lost(job)
@@ -132,8 +133,8 @@ class Releaser:
             if job.pool and not decision.stays:  # otherwise the pool stays, or was ended while the job waited
                 await self._pools.end(job.pool)
             await self._engine.end_attempt(job.name, job.attempt)
-        except ClaryError as error:
-            log.warning("job %s: release failed, trying again: %s", job.name, error.message)
+        except (ClaryError, OSError) as error:
+            log.warning("job %s: release failed, trying again: %s", job.name, error)
             self._retry_at_s[job.name] = self._clock.monotonic() + RETRY_RELEASE_S
             return
         self._gateway.forget(job)
@@ -146,11 +147,15 @@ class Releaser:
         await self._hub.apply(job.name, events.Released(keeps_pool=decision.stays))
 
     async def give_pools_back(self) -> None:
-        """End the hosts that jobs keep while they wait for a retry; no pass may run meanwhile."""
+        """End the hosts that jobs keep while they wait for a retry; no job may start meanwhile.
+
+        The record comes first. A service that is killed in between leaves hosts that no job owns, which the next
+        service releases. In the other order it would leave a job that asks for hosts under the name of an ended pool.
+        """
         for job in [job for job in self._hub.waiting_jobs().values() if job.pool]:
             try:
-                await self._pools.end(job.pool)
                 await self._hub.apply(job.name, events.PoolEnded(reason=SERVICE_LEAVES))
+                await self._pools.end(job.pool)
             except ClaryError as error:
                 log.warning("job %s: its hosts are not released: %s", job.name, error.message)
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from clary.contract.launch_plan import Isolation
+from clary.control.attentive_clock import AttentiveClock
 from clary.control.egress.policy import EgressPolicy
 from clary.control.engines.cluster.cluster_faults import ClusterFaults
 from clary.control.engines.images import resolve
@@ -70,7 +71,8 @@ class Core:
         self.hub = hub = JobHub(store, clock)
         self.notices = RuleNotices(settings.rule_webhook_url)
         self.traces = TraceExporter(settings.otlp_endpoint, headers=settings.otlp_headers, region=settings.region)
-        self.source = source = other_machines(base)
+        attentive = AttentiveClock(clock)
+        self.source = source = other_machines(base, attentive)
         self.cluster = None if source is None else source.engine
         local = LocalEngine(settings, urls.api, relayed_urls=[urls.proxy] if urls.proxy else [], egress=egress)
         self.engine = local if source is None else source.engine
@@ -99,9 +101,9 @@ class Core:
         profiles = ProfileDesk(store.documents("profiles"), root / "profiles", clock=clock)
         shelf = RehearsalShelf(store.documents("rehearsals"), root / "rehearsals")
         self.rehearsing = RehearsalDesk(shelf, hub, clock, home=root, grace_s=settings.stop_grace_s)
-        self.agents = AgentGateway(hub, base.logs, store, dumps, clock, profiles=profiles)
+        self.agents = AgentGateway(hub, base.logs, store, dumps, clock, profiles=profiles, attentive=attentive)
         claims = None if source is None else source.engine.enrolments
-        self.pools = PoolGateway(hub, clock, pool_token=base.secrets.pool_token, claims=claims)
+        self.pools = PoolGateway(hub, clock, pool_token=base.secrets.pool_token, claims=claims, attentive=attentive)
         self.samples = SampleGateway(store.series, clock)
         self.training = TrainingGateway(hub, store.training, store, clock)
         self._past = PastDurations()

@@ -17,7 +17,7 @@ from clary.contract.launch_plan import Credentials, Endpoint
 from clary.control.full_disks import why_full
 from clary.control.objects.seaweed import EmbeddedStore
 from clary.control.objects.store_client import StoreClient
-from clary.control.server.ownership import database_lease, sole_owner
+from clary.control.server.ownership import HeldLease, database_lease, sole_owner
 from clary.control.server.ports import Ports, choose_ports
 from clary.control.server.start_notes import noted
 from clary.control.services.query_desk import QueryDesk
@@ -44,6 +44,7 @@ class Foundations:
     object_store: Endpoint
     file_keepers: Sequence[Callable[[], None]]  # restore damaged files of an embedded object store
     life: DatabaseLife
+    lease: HeldLease
     store: Store
     logs: LogStore
     log_queries: QueryDesk
@@ -72,7 +73,7 @@ async def open_foundations(
         raise StoreError(f"the service does not start: {why}", fault=Fault.INFRASTRUCTURE, retryable=True)
     is_first = not folder.has_secrets
     clock = SystemClock()
-    stack.enter_context(sole_owner(folder))
+    owner = stack.enter_context(sole_owner(folder))
     secrets = folder.load_secrets(begins_anew=makes_keys)
     skew_s, boot_id = settings.clock_skew_s, read_boot_id()
     journal = ReplayJournal(folder.used_signatures, skew_s=skew_s, now=clock.now(), is_first=is_first, boot_id=boot_id)
@@ -82,7 +83,7 @@ async def open_foundations(
     life = DatabaseLife(folder.root, keep=settings.num_backups, begins_anew=begins_anew)
     store = await Store.open(settings.resolved_database_url, life=life)
     stack.push_async_callback(store.close)
-    await stack.enter_async_context(database_lease(store, folder, leave))
+    lease = await stack.enter_async_context(database_lease(store, owner, leave))
     logs = LogStore(folder.logs, retention_days=settings.log_retention_days)
     stack.push_async_callback(logs.close)
     log_queries = QueryDesk(logs, clock)
@@ -99,6 +100,7 @@ async def open_foundations(
         object_store=object_store,
         file_keepers=file_keepers,
         life=life,
+        lease=lease,
         store=store,
         logs=logs,
         log_queries=log_queries,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clary.base.errors import EngineError, Fault
+from clary.control.attentive_clock import AttentiveClock
 from clary.control.engines.boxes.desk import BoxDesk
 from clary.control.engines.boxes.scheduler import BoxesScheduler
 from clary.control.engines.cluster.bundle import boot_script, make_bundle
@@ -57,11 +58,12 @@ def require_same_engine(folder: StateFolder, engine: str, holders: Sequence[str]
     folder.write_engine(engine)
 
 
-def other_machines(base: Foundations) -> HostSource | None:
+def other_machines(base: Foundations, attentive: AttentiveClock) -> HostSource | None:
     """Return the engine that the setting `engine` names; None for this machine.
 
     Args:
         base: settings, keys and ports of the service.
+        attentive: measures the silence of boxes.
     """
     settings = base.settings
     if settings.engine == "local":
@@ -88,7 +90,7 @@ def other_machines(base: Foundations) -> HostSource | None:
         )
         scheduler = LateStart(slurm, base.folder.root / SLURM_FOLDER / "kinds.json", base.clock)
     else:
-        boxes = BoxesScheduler(base.folder.root / "boxes", base.clock)
+        boxes = BoxesScheduler(base.folder.root / "boxes", base.clock, attentive=attentive)
         scheduler, desk = boxes, boxes.desk
     engine = ClusterEngine(
         scheduler,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from clary.base.errors import WireError
 from clary.control.jobs.job_grants import grants_of
 from clary.control.jobs.training_job import TrainingJob
-from clary.control.jobs.warm_pools import is_parked
 from clary.control.permissions.grants import FULL, Grants
 from clary.control.permissions.temporary_keys import PREFIX
 from clary.control.reconcile.hub import JobHub
@@ -64,10 +63,4 @@ class JobKeys:
         return grants
 
     def _job_of(self, access_key_id: str) -> TrainingJob | None:
-        if not access_key_id.startswith(JOB_KEY_PREFIX):
-            return None
-        for job in self._hub.active_jobs():
-            plan = job.plan
-            if plan is not None and plan["job_endpoint"]["credentials"]["access_key_id"] == access_key_id:
-                return None if is_parked(job) else job
-        return None
+        return self._hub.job_of_key(access_key_id) if access_key_id.startswith(JOB_KEY_PREFIX) else None

@@ -1,8 +1,13 @@
 """Ensures one service per state folder and per database.
 
 Where: `foundations` enters both context managers before a job is read. The folder's lock ends with the process; the
-database's lease expires by itself, and a service that loses the lease stops, because another service manages the jobs
-now.
+database's lease expires by itself. The store writes only while this process holds the lease. A service that loses the
+lease leaves, and touches no job on its way, because another service manages the jobs now.
+
+The lease's owner is one process, not a folder: two machines or containers may have the same name and the same path. The
+lock's file holds the names of the folder's services, so the one that holds the lock knows which owners have ended:
+
+    host:/root/.clary:5f3c...     one line for each; the last line is the service that holds the lock
 """
 
 from __future__ import annotations
@@ -11,8 +16,12 @@ import asyncio
 import contextlib
 import fcntl
 import logging
+import os
+import secrets
 import socket
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 from clary.base.errors import EngineError, Fault, StoreError
 from clary.control.state_folder import StateFolder
@@ -26,50 +35,127 @@ LEASE_NAME = "service"
 LEASE_TTL_S = 30.0
 LEASE_RENEWAL_S = 10.0
 LEASE_RETRY_S = 1.0  # pause after a failed renewal
+_MAX_NAMES_BYTES = 1 << 16  # of the lock's file that are read; each line is a short name
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderOwner:
+    """This process as the only service of a state folder."""
+
+    path: Path  # file of the folder's lock
+    name: str  # owner of the database's lease; no other process has this name
+    ended: tuple[str, ...] = ()  # names of the folder's earlier services on this machine
+
+    def announce(self) -> None:
+        """Add this process's name to the file, before it may take the lease."""
+        self._write("".join(f"{name}\n" for name in (*self.ended, self.name)))
+
+    def settle(self) -> None:
+        """Keep only this process's name, because it has taken the lease: no earlier service can have it."""
+        self._write(f"{self.name}\n")
+
+    def _write(self, text: str) -> None:
+        # One write at the start, then the cut: a kill in between leaves the names, and a rest that is no owner's name.
+        data = text.encode("utf-8", "surrogateescape")
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                os.pwrite(descriptor, data, 0)
+                os.ftruncate(descriptor, len(data))
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            words = "after a kill, the next service waits until the lease of this one has expired"
+            log.warning("%s cannot be written: %s; %s", self.path, error.strerror, words)
 
 
 @contextlib.contextmanager
-def sole_owner(folder: StateFolder) -> Iterator[None]:
+def sole_owner(folder: StateFolder) -> Iterator[FolderOwner]:
     """Hold the folder's lock; raises EngineError if another service has it."""
     path = folder.root / "run" / "service.lock"
-    with path.open("w") as lock:
+    with path.open("a+b") as lock:  # a second service must not empty the file
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise EngineError(
                 f"another service runs for {folder.root}; stop it with: clary down", fault=Fault.USER
             ) from error
-        yield
+        lock.seek(0)
+        names = lock.read(_MAX_NAMES_BYTES).decode("utf-8", "surrogateescape").splitlines()
+        # A lock proves nothing about services of other machines: some file systems keep locks per machine.
+        here = f"{socket.gethostname()}:{folder.root}:"
+        ended = tuple(dict.fromkeys(name for name in names if name.startswith(here)))
+        yield FolderOwner(path=path, name=f"{here}{secrets.token_hex(8)}", ended=ended)
+
+
+class HeldLease:
+    """The lease that this service holds or has lost.
+
+    Args:
+        owner: name of this process.
+        leave: set when the lease is lost.
+    """
+
+    def __init__(self, owner: str, leave: asyncio.Event) -> None:
+        self.owner = owner
+        self.is_lost = False  # then no job may be touched any more
+        self._leave = leave
+
+    def lose(self, stale: StaleLease) -> None:
+        """Take note that another service has taken the lease, and let this one leave."""
+        if not self.is_lost:
+            self.is_lost = True
+            log.error("the service leaves and touches no job any more: %s", stale.message)
+        self._leave.set()
 
 
 @contextlib.asynccontextmanager
-async def database_lease(store: Store, folder: StateFolder, leave: asyncio.Event) -> AsyncIterator[None]:
-    """Hold the database's service lease; if the lease is lost, this service stops: another one manages the jobs.
+async def database_lease(store: Store, owner: FolderOwner, leave: asyncio.Event) -> AsyncIterator[HeldLease]:
+    """Hold the database's service lease, and let the store write only under it.
+
+    If the lease is lost, this service stops: another one manages the jobs.
 
     Args:
         store: store of the database.
-        folder: state folder, which identifies the owner: the folder's next service takes over the lease at once.
+        owner: this process, the only one of its folder; it takes over the lease of the folder's last service at once.
         leave: set when the lease is lost.
     Raises: StoreError if another service renews the lease, which shows that it is alive.
     """
-    # The folder's lock keeps a second service out, so the next service of this folder may take the lease over.
-    owner = f"{socket.gethostname()}:{folder.root}"
-    deadline = asyncio.get_running_loop().time() + LEASE_TTL_S + LEASE_RENEWAL_S
-    while (lease := await store.acquire_lease(LEASE_NAME, owner, LEASE_TTL_S)) is None:
-        # The lease of a killed service expires by itself; a living service renews it.
-        if asyncio.get_running_loop().time() > deadline:
-            raise StoreError("another service runs the jobs of this database; stop it, or use another database")
-        await asyncio.sleep(1)
-    task = asyncio.create_task(_renew(store, lease, leave), name="lease")
+    owner.announce()
+    lease = await _acquire(store, owner)
+    held = HeldLease(owner.name, leave)
+    store.act_under(lease, on_loss=held.lose)
+    owner.settle()
+    task = asyncio.create_task(_renew(store, lease, held), name="lease")
     try:
-        yield
+        yield held
     finally:
         await cancel(task)
         with contextlib.suppress(StoreError):
             await store.release_lease(lease)
 
 
-async def _renew(store: Store, lease: Lease, leave: asyncio.Event) -> None:
+async def _acquire(store: Store, owner: FolderOwner) -> Lease:
+    """Wait until the lease is free; raises StoreError at the deadline."""
+    deadline = asyncio.get_running_loop().time() + LEASE_TTL_S + LEASE_RENEWAL_S
+    while True:
+        failure = StoreError("another service runs the jobs of this database; stop it, or use another database")
+        try:
+            lease = await store.acquire_lease(LEASE_NAME, owner.name, LEASE_TTL_S, ended=owner.ended)
+            if lease is not None:
+                return lease
+        except StoreError as error:
+            # A service that was paused within a transaction holds the lease's row until the server ends its session.
+            if not error.retryable:
+                raise
+            failure = error
+        # The lease of a killed service expires by itself; a living service renews it.
+        if asyncio.get_running_loop().time() > deadline:
+            raise failure
+        await asyncio.sleep(1)
+
+
+async def _renew(store: Store, lease: Lease, held: HeldLease) -> None:
     """Renew until another service holds the lease.
 
     An unavailable database does not end this service: no other service can take the lease meanwhile, and the end of
@@ -81,12 +167,12 @@ async def _renew(store: Store, lease: Lease, leave: asyncio.Event) -> None:
         try:
             lease = await store.renew_lease(lease, LEASE_TTL_S)
             pause_s = LEASE_RENEWAL_S
-        except StaleLease:
-            log.exception("the lease of the database is lost; the service stops")
-            leave.set()
+        except StaleLease as stale:
+            held.lose(stale)
             return
-        except StoreError as error:
-            log.warning("the lease of the database could not be renewed, trying again: %s", error.message)
+        except Exception as error:  # boundary: without renewals, another service would take the lease
+            defect = None if isinstance(error, StoreError) else error
+            log.warning("the lease of the database could not be renewed, trying again: %s", error, exc_info=defect)
             pause_s = min(LEASE_RETRY_S, LEASE_RENEWAL_S)
 
 

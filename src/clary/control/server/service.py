@@ -9,13 +9,15 @@ import asyncio
 import gc
 import logging
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from clary import __version__
 from clary.base.errors import StoreError
 from clary.base.processes import ProcessId
+from clary.control.background_tasks import keep_running
 from clary.control.client_files import SAGEMAKER_CONFIG, sagemaker_config
 from clary.control.jobs import events
 from clary.control.jobs.training_job import EndCause
@@ -25,14 +27,15 @@ from clary.control.reconcile.log_cleaning import keep_removing
 from clary.control.reconcile.profiler_rules import ProfilerRules
 from clary.control.reconcile.reconciler import Reconciler
 from clary.control.reconcile.series_keeping import keep_series
+from clary.control.reconcile.unowned_hosts import end_all
 from clary.control.scheduling.prices import load_prices
 from clary.control.server.backup_keeping import BackupKeeper
 from clary.control.server.core import Core
 from clary.control.server.doors import open_doors
 from clary.control.server.egress_site import egress_policy
 from clary.control.server.foundations import Foundations, open_foundations
-from clary.control.server.ownership import cancel
-from clary.control.server.state_files import keep_files
+from clary.control.server.ownership import HeldLease, cancel
+from clary.control.server.state_files import keep_files, mend_engine
 from clary.control.services.tuning.tuning_keeper import TuningKeeper
 from clary.control.settings import Settings
 from clary.control.state_folder import ServiceRecord, StateFolder
@@ -42,6 +45,13 @@ log = logging.getLogger(__name__)
 
 DOWN_GRACE_S = 10.0  # grace of programs of running jobs when the service stops
 DOWN_DEADLINE_S = 45.0  # longest wait until their results are in the object store
+
+
+class Rehearsals(Protocol):
+    """The part of the rehearsals that the end of the service needs."""
+
+    async def interrupt(self) -> None:
+        """End all running rehearsals, and accept no more."""
 
 
 async def run_service(
@@ -65,6 +75,7 @@ async def run_service(
         )
         core = Core(base, egress, prices)
         await core.load(stack)
+        stack.push_async_callback(_leave_no_hosts, base.lease, core)  # after the end of all tasks that act on hosts
         memory_limits = core.engine.memory_limits()
         isolation = core.engine.capacity().isolation  # before clients wait for answers: this creates a network
         reconciler = core.reconciler(isolation)
@@ -79,9 +90,7 @@ async def run_service(
             log.warning("%s", sentence)
         gc.freeze()  # objects of the start live as long as the service: each full collection took 70 to 100 ms for them
         await leave.wait()
-        # before the rehearsals' jobs are ended, because these ends would look like results
-        await core.rehearsing.interrupt()
-        await _end_jobs(core.hub, reconciler)
+        await end_work(base.lease, core.rehearsing, core.hub, reconciler)
 
 
 def _start_tasks(
@@ -89,22 +98,22 @@ def _start_tasks(
 ) -> None:
     """Start the background tasks."""
     store, hub, client, clock = base.store, core.hub, base.client, base.clock
-    tasks: dict[str, Coroutine[Any, Any, None]] = {
-        "rule-notices": core.notices.send_all(),
-        "backups": backups.run(),
-        "trace-export": core.traces.send_all(),
-        "reconciler": reconciler.run(),
-        "log-cleaning": keep_removing(base.logs, hub),
-        "series-keeping": keep_series(store.series, core.samples, base.settings, clock),
-        "profile-keeping": keep_profiles(core.services.profiles, hub, store.get_job, client),
-        "profiler-rules": ProfilerRules(hub, store, store.series, client, clock=clock).run(),
+    tasks: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+        "rule-notices": core.notices.send_all,
+        "backups": backups.run,
+        "trace-export": core.traces.send_all,
+        "reconciler": reconciler.run,
+        "log-cleaning": partial(keep_removing, base.logs, hub),
+        "series-keeping": partial(keep_series, store.series, core.samples, base.settings, clock),
+        "profile-keeping": partial(keep_profiles, core.services.profiles, hub, store.get_job, client),
+        "profiler-rules": ProfilerRules(hub, store, store.series, client, clock=clock).run,
     }
-    tasks["tuning"] = TuningKeeper(core.services).run()
+    tasks["tuning"] = TuningKeeper(core.services).run
     if core.cluster is not None:
-        tasks["node-kinds"] = core.cluster.follow()
-        tasks["reaper"] = core.unowned.reap()
+        tasks["node-kinds"] = core.cluster.follow
+        tasks["reaper"] = core.unowned.reap
     for name, work in tasks.items():
-        stack.push_async_callback(cancel, asyncio.create_task(work, name=name))
+        stack.push_async_callback(cancel, keep_running(name, work))
 
 
 def _announce(stack: AsyncExitStack, base: Foundations, hub: JobHub, *, memory_limits: str) -> None:
@@ -123,8 +132,9 @@ def _announce(stack: AsyncExitStack, base: Foundations, hub: JobHub, *, memory_l
         memory_limits=memory_limits,
     )
     base.folder.write_service_record(record)
-    files = keep_files(base.folder, record, base.secrets, others=base.file_keepers)
-    stack.push_async_callback(cancel, asyncio.create_task(files, name="state-files"))
+    others: Sequence[Callable[[], None]] = (*base.file_keepers, partial(mend_engine, base.folder, base.settings.engine))
+    files = partial(keep_files, base.folder, record, base.secrets, others=others)
+    stack.push_async_callback(cancel, keep_running("state-files", files))
     stack.callback(_forget_address, base.folder, hub)
 
 
@@ -134,12 +144,35 @@ def _forget_address(folder: StateFolder, hub: JobHub) -> None:
         folder.service_record_path.unlink(missing_ok=True)
 
 
+async def end_work(lease: HeldLease, rehearsing: Rehearsals, hub: JobHub, reconciler: Reconciler) -> None:
+    """End rehearsals and running jobs before the service ends, unless they are another service's by now.
+
+    Args:
+        lease: the service's lease of the database.
+        rehearsing: rehearsals of the service.
+        hub: jobs of the service.
+        reconciler: starts no job from now on.
+    """
+    reconciler.is_draining = True
+    if lease.is_lost:
+        log.warning("running jobs are not ended: the service that has taken the lease manages them")
+        return
+    # before the rehearsals' jobs are ended, because these ends would look like results
+    await rehearsing.interrupt()
+    await _end_jobs(hub, reconciler)
+
+
+async def _leave_no_hosts(lease: HeldLease, core: Core) -> None:
+    """End the hosts of this machine if another service has the lease; it may reach hosts of other machines itself."""
+    if lease.is_lost and core.cluster is None:
+        await end_all(core.engine)
+
+
 async def _end_jobs(hub: JobHub, reconciler: Reconciler) -> None:
     """End the running jobs and wait for their results; queued jobs wait for the next service.
 
     A job whose stop cannot be stored, on a full disk for instance, continues to run.
     """
-    reconciler.is_draining = True
     told = {job.name for job in hub.active_jobs() if await _is_told_to_stop(hub, job.name)}
     deadline = asyncio.get_running_loop().time() + DOWN_DEADLINE_S
     while (left := [job.name for job in hub.active_jobs() if job.name in told]) and (

@@ -4,7 +4,7 @@ StoreError
 |-- JobExists         a job of that name exists already
 |-- JobNotFound       no job of that name
 |-- BadToken          a page token that belongs to another query, or is forged
-|-- StaleLease        a write under a lease that another owner has taken
+|-- StaleLease        a write of a service whose lease another owner has taken
 |-- StreamNotFound    no log stream of that name
 |-- StreamDamaged     a log file that cannot be read completely
 |-- SequenceGap       log lines after a gap
@@ -14,7 +14,7 @@ StoreError
 
 from __future__ import annotations
 
-from clary.base.errors import Fault, StoreError
+from clary.base.errors import NOTHING_CHANGED, Fault, StoreError
 
 
 class JobExists(StoreError):
@@ -46,7 +46,15 @@ class BadToken(StoreError):
 
 
 class StaleLease(StoreError):
-    """Another owner has taken the lease; no change was written, and the caller must drop its work."""
+    """Another owner has taken the lease; no change was written, and the caller must drop its work.
+
+    Clients see a temporary failure: the service that holds the lease can carry out the same request.
+    """
+
+    default_fault = Fault.INFRASTRUCTURE
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retryable=True, details={NOTHING_CHANGED: True})
 
 
 class StreamNotFound(StoreError):

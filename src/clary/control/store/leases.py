@@ -1,17 +1,20 @@
 """Leases with fencing tokens, for services that share one database.
 
 Where: `Store` runs these functions inside its write transactions. A lease is a row with an owner, an end and a token
-that grows with every grant. Work under a lease carries the token; a write whose token is not the newest is refused, so
-a service whose lease has expired cannot undo its successor's work. Only the database's clock is read, never that of a
-service.
+that grows with every grant. A store that acts under a lease checks the token in each write transaction (`Fence`), and
+refuses all writes once the token is not the newest. So a service whose lease has expired cannot undo its successor's
+work. Only the database's clock is read, never that of a service.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, select, text, update
+from sqlalchemy import Connection, bindparam, select, text, update
 
 from clary.control.store.errors import StaleLease
 from clary.control.store.tables import from_microseconds, leases
@@ -21,6 +24,8 @@ _CLOCKS = {
     "sqlite": text("SELECT CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000"),
     "postgresql": text("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)"),
 }
+# made once, because every transaction of a service runs it
+_HOLD = select(leases).where(leases.c.name == bindparam("lease_name")).with_for_update(read=True)
 _RELEASED_AT = 0  # an end in the past, so that any service may take the lease
 
 
@@ -34,16 +39,45 @@ class Lease:
     expires_at: datetime
 
 
-def acquire(connection: Connection, name: str, *, owner: str, ttl_s: float) -> Lease | None:
-    """Take the lease if it is free, expired or already held by `owner`; return None if another owner holds it.
+class Fence:
+    """Refuses the transactions of a store once another owner has taken its lease.
+
+    Args:
+        lease: lease under which the store writes.
+        on_loss: called once, on the running event loop, with the first refusal.
+    """
+
+    def __init__(self, lease: Lease, on_loss: Callable[[StaleLease], None]) -> None:
+        self._lease = lease
+        self._on_loss = on_loss
+        self._loop = asyncio.get_running_loop()
+        self._has_told = False
+
+    def __call__(self, connection: Connection) -> None:
+        """Check the lease at the start of a transaction, on the writer's thread. Raises: StaleLease."""
+        try:
+            require_current(connection, self._lease)
+        except StaleLease as stale:
+            if not self._has_told:
+                self._has_told = True
+                with contextlib.suppress(RuntimeError):  # the event loop is closed, so nobody listens
+                    self._loop.call_soon_threadsafe(self._on_loss, stale)
+            raise
+
+
+def acquire(
+    connection: Connection, name: str, *, owner: str, ttl_s: float, ended: Collection[str] = ()
+) -> Lease | None:
+    """Take the lease if it is free, expired or held by `owner` or an ended owner; return None if another holds it.
 
     Each grant has a new token; writes with an older token are refused from then on.
 
     Args:
         connection: connection in a transaction that the caller commits.
         name: name of the lease.
-        owner: id of the process, or of a folder that one process at a time locks.
+        owner: id of the process, used by no other process.
         ttl_s: seconds from now, by the database's clock.
+        ended: ids of processes that have certainly ended.
     """
     now = _database_now(connection)
     expires_at = now + _microseconds(ttl_s)
@@ -51,7 +85,7 @@ def acquire(connection: Connection, name: str, *, owner: str, ttl_s: float) -> L
     if row is None:
         return _grant_first(connection, name, owner=owner, expires_at=expires_at)
     is_readable = isinstance(row.token, int) and isinstance(row.expires_at, int)
-    if is_readable and row.owner != owner and row.expires_at > now:
+    if is_readable and row.owner not in (owner, *ended) and row.expires_at > now:
         return None
     # An unreadable stored token is replaced by the current time, which is larger than any earlier token.
     token = row.token + 1 if isinstance(row.token, int) else now
@@ -87,12 +121,12 @@ def require_current(connection: Connection, lease: Lease) -> None:
 
     Raises: StaleLease if the lease's token is not the newest.
     """
-    row = connection.execute(select(leases).where(leases.c.name == lease.name).with_for_update(read=True)).one_or_none()
+    row = connection.execute(_HOLD, {"lease_name": lease.name}).one_or_none()
     if row is None or row.token != lease.token:
         holder = "nobody" if row is None else f"{row.owner!r} with token {row.token}"
         raise StaleLease(
             f"lease {lease.name!r} of {lease.owner!r} with token {lease.token} was taken by {holder}: "
-            f"nothing was written; drop this work and acquire the lease again"
+            f"nothing was written; the owner of the lease does this work now, so turn to that service"
         )
 
 

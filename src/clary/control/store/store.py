@@ -2,7 +2,7 @@
 
 Where: services create and list jobs; the reconciler moves jobs from state to state. Writes go through one thread that
 commits many at once (`group_commit`); reads run on a few threads with connections of their own and see every write that
-was awaited.
+was awaited. The store of a service writes under the service's lease: all its writes fail once another service has it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -27,12 +27,12 @@ from clary.control.store.damage_sweep import sweep_all, sweep_jobs
 from clary.control.store.database import describe_failure, open_engines, parse_url
 from clary.control.store.database_life import DatabaseLife
 from clary.control.store.documents.numbered_documents import NumberedDocuments
-from clary.control.store.errors import JobExists, JobNotFound
+from clary.control.store.errors import JobExists, JobNotFound, StaleLease
 from clary.control.store.file_guard import FileGuard
 from clary.control.store.group_commit import GroupCommitWriter
 from clary.control.store.job_cards import JobCards
 from clary.control.store.job_queries import JobPage, JobQuery
-from clary.control.store.leases import Lease
+from clary.control.store.leases import Fence, Lease
 from clary.control.store.metric_curves import MetricCurves
 from clary.control.store.migrations import migrate
 from clary.control.store.quarantine import Quarantine, hold_all, mend_from_memory
@@ -63,7 +63,7 @@ class Store:
 
     Use `await Store.open(url)`; one store serves one event loop, and any number of tasks on it. When a call returns,
     its effect is on disk. Every call raises StoreError when the database fails; then no change was written, unless the
-    error says that the outcome is unknown.
+    error says that the outcome is unknown. After `act_under`, every write may raise StaleLease.
     """
 
     def __init__(
@@ -122,6 +122,9 @@ class Store:
         except SQLAlchemyError as error:
             _dispose(engines)
             raise describe_failure(f"cannot open the database {place}", error) from error
+        except OSError as error:
+            _dispose(engines)
+            raise StoreError(f"cannot open the database {place}: {error}", fault=Fault.INFRASTRUCTURE) from error
         except StoreError:
             _dispose(engines)
             raise
@@ -187,7 +190,6 @@ class Store:
         name: str,
         change: Callable[[TrainingJob], TrainingJob],
         *,
-        lease: Lease | None = None,
         known: TrainingJob | None = None,
     ) -> TrainingJob:
         """Read a job, change it and write it back in one transaction; return the stored job.
@@ -196,17 +198,13 @@ class Store:
             name: name of the job.
             change: a pure function, run on the writer's thread; it may be run again on a newer state. Returning the
                 same object writes nothing. Its errors are raised here, and then nothing is written.
-            lease: lease under which the caller acts.
             known: the job in the caller's memory. It replaces a document that cannot be read, whose bytes are kept in
                 quarantine.
 
-        Raises: JobNotFound; without `known`, JobUnreadable for a job that was set aside or cannot be read;
-            StaleLease if another owner has taken the lease.
+        Raises: JobNotFound; without `known`, JobUnreadable for a job that was set aside or cannot be read.
         """
 
         def read_modify_write(connection: Connection) -> TrainingJob:
-            if lease is not None:
-                leases.require_current(connection, lease)
             row = connection.execute(_SELECT_FOR_UPDATE.where(jobs.c.name == name)).one_or_none()
             if row is None:
                 raise JobNotFound(name)
@@ -381,12 +379,29 @@ class Store:
         )
         return await self._read(lambda connection: values_of(connection.execute(statement), metric_name))
 
-    async def acquire_lease(self, name: str, owner: str, ttl_s: float) -> Lease | None:
+    async def acquire_lease(self, name: str, owner: str, ttl_s: float, *, ended: Collection[str] = ()) -> Lease | None:
         """Take a lease for `ttl_s`; return None while another owner holds it. `owner` must be unique to the process.
 
         Args: as `leases.acquire`.
         """
-        return await self._writer.run(lambda connection: leases.acquire(connection, name, owner=owner, ttl_s=ttl_s))
+
+        def acquire(connection: Connection) -> Lease | None:
+            return leases.acquire(connection, name, owner=owner, ttl_s=ttl_s, ended=ended)
+
+        return await self._writer.run(acquire, is_fenced=False)
+
+    def act_under(self, lease: Lease, *, on_loss: Callable[[StaleLease], None]) -> None:
+        """From now on, write only while nobody else has taken `lease`; all other writes raise StaleLease.
+
+        Args:
+            lease: as returned by `acquire_lease`; it may expire and be renewed.
+            on_loss: called once, on the event loop, after the first write that was refused.
+        """
+        self._writer.set_fence(Fence(lease, on_loss))
+
+    async def require_lease(self) -> None:
+        """Check that this store may still write. Raises: StaleLease if another owner has taken its lease."""
+        await self._writer.run(lambda _: None)
 
     async def renew_lease(self, lease: Lease, ttl_s: float) -> Lease:
         """Hold a lease for `ttl_s` from now, under the same token.
@@ -397,7 +412,7 @@ class Store:
 
     async def release_lease(self, lease: Lease) -> None:
         """Release a lease; does nothing if another owner has taken it."""
-        await self._writer.run(lambda connection: leases.release(connection, lease))
+        await self._writer.run(lambda connection: leases.release(connection, lease), is_fenced=False)
 
     async def _read(self, question: Callable[[Connection], T]) -> T:
         """Run a query; if it meets unreadable rows, set them aside and run it again."""

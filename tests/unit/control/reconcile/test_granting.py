@@ -1,10 +1,11 @@
 """Jobs of an engine with a queue: they wait with the engine's reason, are stopped, expire, and start once granted."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
-from clary.base.errors import EngineError, WireError
+from clary.base.errors import EngineError, StoreError, WireError
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.statuses import TrainingJobStatus
 from clary.control.reconcile.granting import expect_boots
@@ -151,6 +152,65 @@ async def test_an_allocation_that_no_job_claims_is_released_at_the_start(tmp_pat
         engine.asked["pool_00000000dead"] = engine.asked[tag]
         await UnownedHosts(plane.hub, engine, plane.store).take_back()
         assert list(engine.asked) == [tag]
+
+
+@pytest.mark.parametrize("moment", ["before the engine's end", "after the engine's end"])
+async def test_a_kill_while_hosts_of_waiting_jobs_are_given_back_fails_no_job(tmp_path, engine, moment):
+    async with ControlPlane.open(tmp_path, engine=engine) as plane:
+        await plane.create()
+        await plane.passes()
+        clock, end = plane.clock, engine.end
+        (tag,) = engine.asked
+
+        async def be_killed(pool):
+            if moment == "after the engine's end":
+                await end(pool)
+            raise asyncio.CancelledError
+
+        engine.end = be_killed
+        plane.reconciler.is_draining = True
+        with pytest.raises(asyncio.CancelledError):
+            await plane.reconciler.give_pools_back()
+        engine.end = end
+    async with ControlPlane.open(tmp_path, engine=engine, clock=clock) as plane:
+        await UnownedHosts(plane.hub, engine, plane.store).take_back()
+        assert engine.asked == {}, "the old request remains, for no job"
+        await plane.passes(2)
+        (other,) = engine.asked
+        engine.granted.add(other)
+        await plane.passes(2)
+        job = await plane.job()
+        assert (job.pool, job.attempt, job.failure) == (other, 1, None)
+        assert other != tag
+
+
+async def test_hosts_whose_end_cannot_be_recorded_stay(plane, engine, monkeypatch):
+    await plane.create()
+    await plane.passes()
+    (tag,) = engine.asked
+
+    async def refuse(*arguments, **options):
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(plane.store, "update_job", refuse)
+        await plane.reconciler.give_pools_back()
+    assert list(engine.asked) == [tag]
+    engine.granted.add(tag)
+    await plane.passes(2)
+    assert (await plane.job()).hosts
+
+
+async def test_a_job_whose_pool_was_ended_by_a_killed_service_asks_for_another(plane, engine):
+    await plane.create()
+    await plane.passes()
+    (tag,) = engine.asked
+    await engine.end(tag)  # the record of the job still names the pool
+    await plane.passes(2)
+    (other,) = engine.asked
+    job = await plane.job()
+    assert (job.pool, job.failure) == (other, None)
+    assert other != tag
 
 
 async def test_hosts_of_every_loaded_job_are_expected_before_the_first_pass(plane, engine):

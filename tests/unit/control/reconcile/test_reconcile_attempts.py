@@ -188,6 +188,27 @@ async def test_a_job_that_waits_too_long_for_capacity_is_stopped_with_its_limit(
     assert (description["TrainingJobStatus"], description["SecondaryStatus"]) == ("Stopped", "MaxWaitTimeExceeded")
 
 
+async def test_the_wait_limit_covers_all_attempts_of_a_retry_strategy(plane):
+    limits = {"MaxRuntimeInSeconds": 3600, "MaxWaitTimeInSeconds": 7200}
+    await plane.create("job", RetryStrategy={"MaximumRetryAttempts": 9}, StoppingCondition=limits)
+    await plane.passes()
+    (agent,) = await run(plane)
+    plane.clock.advance(3000)
+    lost = events.HostLost(host="algo-1", why="algo-1 was lost")
+    await plane.hub.apply("job", lost)
+    await plane.leave(agent)
+    plane.reconciler.is_draining = True
+    await plane.passes(2)
+    assert (await plane.job()).past_attempts
+    plane.clock.advance(4199)
+    await plane.passes()
+    assert (await plane.describe())["TrainingJobStatus"] == "InProgress"
+    plane.clock.advance(1)
+    await plane.passes()
+    description = await plane.describe()
+    assert (description["TrainingJobStatus"], description["SecondaryStatus"]) == ("Stopped", "MaxWaitTimeExceeded")
+
+
 async def test_an_impossible_reclaim_is_refused_with_a_message(plane):
     await plane.create("ours")
     await plane.create("spot", num_hosts=4, **SPOT)

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from clary.base.errors import WireError
+from clary.base.errors import EngineError, WireError
 from clary.contract.agent_protocol import HostPhase
 from clary.control.engines.interface import HeldAttempt
-from clary.control.reconcile.unowned_hosts import UnownedHosts
+from clary.control.reconcile.unowned_hosts import UnownedHosts, end_all
 from clary.control.store.damage import JobUnreadable
 from clary.testing.control_plane import ControlPlane
 from clary.testing.fake_engine import FakeEngine
@@ -89,3 +89,12 @@ async def test_a_start_moves_folders_of_ended_jobs_aside_that_the_database_lacks
         await ruin(plane, "unreadable")
         await take_back(plane)
         assert engine.put_aside == ["forgotten"]
+
+
+async def test_a_service_whose_jobs_another_one_has_taken_over_ends_every_host_that_it_can() -> None:
+    engine = FakeEngine()
+    engine.held = [HeldAttempt(name=name, attempt=1) for name in ("job", "pool_0123456789ab", "pool_ba9876543210")]
+    engine.release_errors = [EngineError("busy", retryable=True)]
+    await end_all(engine)
+    assert engine.released_pools == ["pool_0123456789ab", "pool_ba9876543210"]
+    assert engine.released == ["job/1"]

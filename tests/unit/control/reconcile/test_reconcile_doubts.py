@@ -6,6 +6,8 @@ import pytest
 
 from clary.base.errors import StoreError, WireError
 from clary.contract.statuses import TrainingJobStatus
+from clary.control.jobs import events, transitions
+from clary.control.jobs.training_job import EndCause
 from clary.control.store.errors import JobExists
 from clary.testing.control_plane import ControlPlane
 
@@ -51,6 +53,17 @@ async def test_a_job_whose_launch_record_was_not_confirmed_is_launched_once_and_
     async with asyncio.timeout(30):
         await plane.passes(3)
     assert sorted(plane.engine.launched) == ["first/1", "second/1"]
+
+
+async def test_a_waiting_job_whose_stop_was_stored_unnoticed_does_not_hold_up_a_pass(plane):
+    await plane.create("stopped")
+    await plane.create("next")
+    stop = events.StopWanted(cause=EndCause.STOP_REQUESTED, grace_s=0)
+    await plane.store.update_job("stopped", lambda job: transitions.apply(job, stop, now=plane.clock.now()))
+    async with asyncio.timeout(10):
+        await plane.passes()
+    assert plane.hub.live_job("stopped") is None
+    assert plane.engine.launched == ["next/1"]
 
 
 async def test_an_unconfirmed_end_of_a_job_is_noticed_and_its_hosts_are_released(plane, monkeypatch):

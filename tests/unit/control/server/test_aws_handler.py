@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +11,7 @@ from clary.base.clock import SystemClock
 from clary.contract.launch_plan import Credentials
 from clary.contract.sigv4 import payload_hash, sign
 from clary.control.permissions.grants import Grants
+from clary.control.permissions.temporary_keys import TemporaryKeys
 from clary.control.server import aws_handler
 from clary.control.server.aws_handler import CALLS_OF_A_JOB, AwsHandler
 from clary.control.server.edge.large_bodies import LARGE_BODY_BYTES
@@ -54,6 +55,23 @@ async def test_a_good_request_is_answered_in_the_caller_s_protocol(handler):
     answer = await handler.handle(signed(body, service="sts", headers=headers))
     assert answer.status == 200
     assert b"<Account>123456789012</Account>" in answer.body
+
+
+async def test_a_temporary_key_answers_with_the_role_and_the_session_of_its_token():
+    clock, keys = SystemClock(), TemporaryKeys(b"master")
+    made = keys.make(datetime.now(UTC) + timedelta(seconds=60), holder="Role/me")
+    verifier = SignatureVerifier({"AKID": "secret"}.get, clock, skew_s=300, temporary=keys)
+    services = SimpleNamespace(settings=Settings(account_id="123456789012"), hub=SimpleNamespace())
+    body = b"Action=GetCallerIdentity&Version=2011-06-15"
+    headers = {
+        "content-type": "application/x-www-form-urlencoded",
+        "x-amz-security-token": made.session_token,
+    }
+    credentials = Credentials(access_key_id=made.access_key_id, secret_access_key=made.secret_access_key)
+    request = signed(body, service="sts", headers=headers, credentials=credentials)
+    answer = await AwsHandler(services, verifier).handle(request)
+    assert answer.status == 200, answer.body
+    assert b"<Arn>arn:aws:sts::123456789012:assumed-role/Role/me</Arn>" in answer.body
 
 
 WRONG_KEYS = Credentials(access_key_id="AKID", secret_access_key="wrong")
@@ -173,7 +191,7 @@ async def test_calls_with_one_job_s_key_do_not_block_other_callers(monkeypatch):
 
 
 async def test_large_bodies_of_a_job_s_calls_do_not_block_other_callers(monkeypatch):
-    """Large bodies are parsed one at a time; the call behind a body waits for its job's turn, and nobody for the call."""
+    """Large bodies are parsed one at a time; the call behind a body waits for its job's turn, nobody for the call."""
     goes_on, under_way = asyncio.Event(), []
 
     async def slow_dispatch(service, operation, call):

@@ -163,6 +163,29 @@ async def test_repeated_values_of_a_program_are_stored_when_they_change(plane, g
     assert (told.progress.done, told.progress.total, told.progress.source) == (4, 100, "kubeflow")
 
 
+@pytest.mark.parametrize(
+    ("image", "own", "objective", "kept"),
+    [
+        ("r/sagemaker-xgboost:1.7-1", [], "", 40),
+        ("r/sagemaker-xgboost:1.7-1", [], "validation:rmse", 39),
+        ("r/sagemaker-xgboost:1.7-1", ["a", "b"], "a", 38),
+        ("generic:1", ["a"], "", 39),
+    ],
+)
+async def test_metrics_that_the_request_defines_and_a_trials_objective_have_reserved_places(
+    plane, gateway, image, own, objective, kept
+):
+    definitions = [{"Name": name, "Regex": "x=(.*)"} for name in own]
+    specification = {"TrainingImage": image, "TrainingInputMode": "File"}
+    specification |= {"MetricDefinitions": definitions} if own else {}
+    parameters = {"_tuning_objective_metric": objective} if objective else {}
+    await plane.create("own", AlgorithmSpecification=specification, HyperParameters=parameters)
+    await plane.passes()
+    job = plane.hub.live_job("own")
+    await gateway.append(job, "algo-1", batch(*(loss(1, name=f"m{index}") for index in range(60))))
+    assert len(plane.hub.live_job("own").final_metrics) == kept
+
+
 async def test_a_loss_that_is_not_a_number_is_stored_once_and_is_no_final_metric(plane, gateway):
     job = job_of(plane)
     for step in (1, 2, 3):
