@@ -14,6 +14,7 @@ from clary.contract.launch_plan import Channel, InputMode, MetricDefinition, Out
 from clary.contract.settings.hyperparameters import host_share
 from clary.control.file_systems import folder_below
 from clary.control.instance_choice import settled
+from clary.control.jobs.members.image_metrics import definitions_of
 from clary.control.jobs.members.told_defaults import MAX_RUNTIME_S
 
 DEFAULT_GROUP = "homogeneousCluster"
@@ -98,9 +99,14 @@ class JobRequest:
 
     @property
     def metric_definitions(self) -> tuple[MetricDefinition, ...]:
-        """Metrics to look for in the log."""
-        definitions = self._section("AlgorithmSpecification").get("MetricDefinitions") or ()
+        """Metrics to look for in the log: those of the request, else those of the image."""
+        definitions = definitions_of(self._section("AlgorithmSpecification"))
         return tuple(MetricDefinition(name=item["Name"], regex=item["Regex"]) for item in definitions)
+
+    @property
+    def has_own_metrics(self) -> bool:
+        """Whether the request itself defines metrics."""
+        return bool(self._section("AlgorithmSpecification").get("MetricDefinitions"))
 
     @property
     def hyperparameters(self) -> Mapping[str, str]:

@@ -184,6 +184,8 @@ class TrainingJob:
     created_at: datetime
     modified_at: datetime
     tuning_job_arn: str = ""  # ARN of the tuning job whose trial it is
+    # whether the service has added KeepAlivePeriodInSeconds to the request, for which DescribeTrainingJob omits it
+    is_kept_unasked: bool = False
     # anchor of the job's clock; None for an ended job of an older release
     anchor: ClockAnchor | None = None
     training_started_at: datetime | None = None  # when the first host began to download

@@ -139,10 +139,19 @@ def _check_stopping(request: Mapping[str, Any]) -> None:
             f"when EnableManagedSpotTraining is true; MaxWaitTimeInSeconds is {got}, "
             f"MaxRuntimeInSeconds is {job.max_runtime_s}.",
         )
-    if not job.is_spot and job.max_wait_s is not None:
+    if job.is_spot or job.max_wait_s is None:
+        return
+    if job.max_retries is None:
         raise WireError(
             "ValidationException",
-            "MaxWaitTimeInSeconds needs EnableManagedSpotTraining: set it to true, or leave MaxWaitTimeInSeconds out.",
+            "Invalid MaxWaitTimeInSeconds. It is only supported when EnableManagedSpotTraining is set to true, or with "
+            "a RetryStrategy: set one of them, or leave MaxWaitTimeInSeconds out.",
+        )
+    if job.max_wait_s < job.max_runtime_s:
+        raise WireError(
+            "ValidationException",
+            "Invalid MaxWaitTimeInSeconds. It must be greater than or equal to MaxRuntimeInSeconds with a "
+            f"RetryStrategy; MaxWaitTimeInSeconds is {job.max_wait_s}, MaxRuntimeInSeconds is {job.max_runtime_s}.",
         )
 
 

@@ -1,9 +1,10 @@
 """Expiring keys that STS makes for the owner; a key is verified without stored state.
 
 Where: `services.sts` makes keys; verifiers of signatures call `judge` if a request has a session token. Pure except for
-the random name of a new key. No key is stored: token and secret are derived from the key's name, its expiration and the
-service's master key. So a key stays valid after a restart, until it expires, and only together with its token.
-Temporary keys permit what the owner's key permits, except that they can not make other keys.
+the random name of a new key. No key is stored: token and secret are derived from the key's name, its expiration, its
+holder and the service's master key. So a key stays valid after a restart, until it expires, and only together with its
+token. The holder is the role and the session that AssumeRole was asked for: GetCallerIdentity returns it, and it has
+no rights. Temporary keys permit what the owner's key permits, except that they can not make other keys.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class TokenVerdict:
 
     secret: str = field(default="", repr=False)
     has_expired: bool = False
+    holder: str = ""  # ROLE/SESSION of a valid or expired key of a role
 
 
 class TemporaryKeys:
@@ -55,15 +57,20 @@ class TemporaryKeys:
         """Return an object with a random master key, whose keys are valid in this process only."""
         return cls(secrets.token_bytes())
 
-    def make(self, expires_at: datetime) -> TemporaryKey:
-        """Return a new key that is valid until `expires_at`, rounded down to whole seconds."""
-        end_s = int(expires_at.timestamp())
+    def make(self, expires_at: datetime, *, holder: str = "") -> TemporaryKey:
+        """Return a new key that is valid until `expires_at`, rounded down to whole seconds.
+
+        Args:
+            expires_at: aware time.
+            holder: ROLE/SESSION; empty for the owner's own session.
+        """
+        end_s, held = int(expires_at.timestamp()), holder.encode()
         name = PREFIX + base64.b32encode(secrets.token_bytes(_NAME_BYTES)).decode()
         end = end_s.to_bytes(_END_BYTES, "big")
-        token = base64.urlsafe_b64encode(end + self._derive("token", name, end_s)).decode()
+        token = base64.urlsafe_b64encode(end + self._derive("token", name, end_s, held) + held).decode()
         return TemporaryKey(
             access_key_id=name,
-            secret_access_key=self._derive("secret", name, end_s).hex(),
+            secret_access_key=self._derive("secret", name, end_s, held).hex(),
             session_token=token,
             expires_at=datetime.fromtimestamp(end_s, UTC),
         )
@@ -81,15 +88,17 @@ class TemporaryKeys:
             content = base64.b64decode(session_token, altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             return TokenVerdict()
-        if len(content) != _SIZE or not access_key_id.startswith(PREFIX):
+        if len(content) < _SIZE or not access_key_id.startswith(PREFIX):
             return TokenVerdict()
-        end_s = int.from_bytes(content[:_END_BYTES], "big")
-        if not hmac.compare_digest(content[_END_BYTES:], self._derive("token", access_key_id, end_s)):
+        end_s, proof, held = int.from_bytes(content[:_END_BYTES], "big"), content[_END_BYTES:_SIZE], content[_SIZE:]
+        if not hmac.compare_digest(proof, self._derive("token", access_key_id, end_s, held)):
             return TokenVerdict()
+        holder = held.decode()  # the proof covers it, so that it is as `make` encoded it
         if now.timestamp() >= end_s:
-            return TokenVerdict(has_expired=True)
-        return TokenVerdict(secret=self._derive("secret", access_key_id, end_s).hex())
+            return TokenVerdict(has_expired=True, holder=holder)
+        return TokenVerdict(secret=self._derive("secret", access_key_id, end_s, held).hex(), holder=holder)
 
-    def _derive(self, kind: str, name: str, end_s: int) -> bytes:
+    def _derive(self, kind: str, name: str, end_s: int, holder: bytes) -> bytes:
         text = f"{kind}\0{name}\0{end_s}".encode("utf-8", "surrogateescape")
-        return hmac.digest(self._master, text, "sha256")
+        # Without a holder the text is the one of earlier releases, whose keys stay valid over an update.
+        return hmac.digest(self._master, text + b"\0" + holder if holder else text, "sha256")

@@ -16,6 +16,7 @@ Params = Mapping[str, Any]
 
 MADE_BY = "clary:made-by-job"  # tag of records that a job's key has made
 EXPERIMENT, TRIAL, COMPONENT, ARTIFACT = "experiment", "experiment-trial", "experiment-trial-component", "artifact"
+JOB = "training-job"
 NO = Decision(False)
 # Member that names a record -> its kind, as in ARNs.
 _MEMBERS = {
@@ -72,10 +73,18 @@ def decide(grants: Grants, operation: str, params: Params) -> Decision:
         return all_of(_by_arn(grants, params.get(member)) for member in _OF_ARNS[operation])
     if operation == "BatchGetMetrics":
         queries = params.get("MetricQueries") or ()
-        return all_of(_by_arn(grants, query.get("ResourceArn")) for query in queries) if queries else NO
+        return all_of(_of_values(grants, query.get("ResourceArn")) for query in queries) if queries else NO
     if operation == "Search":
         return _of_search(grants, params)
     return _of_listing(grants, operation, params)
+
+
+def _of_values(grants: Grants, arn: Any) -> Decision:
+    """Decide on the values of a record, or of a training job: the job's own alone."""
+    kind, _, name = arn.rpartition(":")[2].partition("/") if isinstance(arn, str) else ("", "", "")
+    if kind == JOB:
+        return Decision(name == grants.job_name)  # names of jobs may differ in case alone
+    return _by_arn(grants, arn)
 
 
 def _of_listing(grants: Grants, operation: str, params: Params) -> Decision:

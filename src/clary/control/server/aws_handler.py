@@ -18,6 +18,7 @@ from clary.contract import sigv4
 from clary.control.jobs.members.judging import TABLES
 from clary.control.permissions import api_rules
 from clary.control.permissions.grants import Grants
+from clary.control.permissions.temporary_keys import PREFIX
 from clary.control.permissions.tracking_rules import MADE_BY
 from clary.control.server.edge.gates import Admission, Refusal
 from clary.control.server.edge.large_bodies import LargeBodies
@@ -106,6 +107,7 @@ class AwsHandler:
                 request_id=request_id,
                 unknown_members=unknown,
                 grants=grants,
+                holder=self._verifier.holder_of(request) if authorization.access_key_id.startswith(PREFIX) else "",
             )
             if grants is None:
                 result = await dispatch(operation.service.name, operation.name, call)

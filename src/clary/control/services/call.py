@@ -111,6 +111,7 @@ class Call:
     request_id: str
     unknown_members: tuple[str, ...] = ()  # paths of request members that this release's model lacks
     grants: Grants | None = None  # grants of a job's key; None for a key that permits everything
+    holder: str = ""  # ROLE/SESSION of a temporary key that AssumeRole made
 
     def arn(self, resource: str) -> str:
         """Return the SageMaker ARN of `resource` in the caller's region."""

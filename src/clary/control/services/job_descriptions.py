@@ -41,7 +41,7 @@ def describe(
     """
     job = readable(job)
     description: dict[str, Any] = {
-        **_request_with_defaults(job.request),
+        **_told_request(job),
         "TrainingJobArn": job.arn,
         "TuningJobArn": job.tuning_job_arn or None,
         "TrainingJobStatus": job.status.value,
@@ -101,8 +101,15 @@ def warm_pool_status(pool: WarmPool, *, now: datetime) -> dict[str, Any]:
     return status
 
 
-def _request_with_defaults(request: Mapping[str, Any]) -> dict[str, Any]:
-    return with_defaults(fit(DESCRIPTION_SHAPE, request).document)
+def _told_request(job: TrainingJob) -> dict[str, Any]:
+    """Return the request with defaults, and without the keep-alive period of a trial if only the service has set it."""
+    told = fit(DESCRIPTION_SHAPE, job.request).document
+    if job.is_kept_unasked:
+        resources = told.get("ResourceConfig") or {}
+        told["ResourceConfig"] = {
+            name: value for name, value in resources.items() if name != "KeepAlivePeriodInSeconds"
+        }
+    return with_defaults(told)
 
 
 def _profiler(job: TrainingJob, settings: Settings) -> dict[str, Any]:

@@ -10,15 +10,18 @@ from datetime import datetime
 from typing import Any
 
 from clary.contract.statuses import TrainingJobStatus
+from clary.control.jobs.members.image_metrics import with_metrics
+from clary.control.jobs.members.told_defaults import MAX_RUNTIME_S
 from clary.control.jobs.training_job import TrainingJob
+from clary.control.tuning.completion import max_trials
 from clary.control.tuning.standing import best_of, num_not_improving, objective_counters, status_counters
-from clary.control.tuning.trial_requests import OBJECTIVE_KEY, resources_of
+from clary.control.tuning.trial_requests import resources_of
 from clary.control.tuning.tuning_job import Trial, TuningJob, TuningStatus
-from clary.control.tuning.tuning_request import Definition, TuningRequest
+from clary.control.tuning.tuning_request import OBJECTIVE_KEY, TuningRequest
 from clary.control.wire.fitting import fit
 
 DESCRIPTION_SHAPE = "DescribeHyperParameterTuningJobResponse"
-_NOT_TOLD = ("KeepAlivePeriodInSeconds",)  # members that the service adds to the request's ResourceConfig
+_RANGE_LISTS = ("IntegerParameterRanges", "ContinuousParameterRanges", "CategoricalParameterRanges")
 _SAME_MEMBERS = (
     "HyperParameterTuningJobName",
     "HyperParameterTuningJobConfig",
@@ -41,7 +44,7 @@ def describe_tuning_job(
         parents_best: best trial of the parents of a warm start with identical data and algorithm; None without parents.
     """
     request = TuningRequest(job.request)
-    objective = request.definitions[0].objective
+    objective = request.objective
     best = best_of(trials, objective)
     description: dict[str, Any] = {
         **fit(DESCRIPTION_SHAPE, _told_request(request)).document,
@@ -66,16 +69,24 @@ def describe_tuning_job(
 
 
 def _told_request(request: TuningRequest) -> dict[str, Any]:
-    """Return the request's members for the answer, and two that the SDK's `HyperparameterTuner.attach` reads.
+    """Return the request's members for the answer, and those that the SDK's `HyperparameterTuner.attach` reads.
 
-    These two are the hyperparameter that the service adds, and a ResourceConfig, which is present even if the request
-    describes its hosts in other members.
+    These are the hyperparameter that the service adds, the metrics of an image that has its own, a ResourceConfig,
+    which is present even if the request describes its hosts in other members, all lists of ranges, and documented
+    defaults.
     """
     told = {name: request.request[name] for name in _SAME_MEMBERS if name in request.request}
+    told["HyperParameterTuningJobConfig"] = _told_config(request)
     definitions = [
         {
-            "ResourceConfig": _resources_told(one),
             **one.definition,
+            **_told_ranges(one.definition, "HyperParameterRanges"),
+            "ResourceConfig": resources_of(one)[0],
+            "StoppingCondition": {
+                "MaxRuntimeInSeconds": MAX_RUNTIME_S,
+                **(one.definition.get("StoppingCondition") or {}),
+            },
+            **_told_metrics(one.definition),
             "StaticHyperParameters": {
                 **(one.definition.get("StaticHyperParameters") or {}),
                 OBJECTIVE_KEY: one.objective.metric,
@@ -90,8 +101,28 @@ def _told_request(request: TuningRequest) -> dict[str, Any]:
     return told
 
 
-def _resources_told(definition: Definition) -> dict[str, Any]:
-    return {name: value for name, value in resources_of(definition).items() if name not in _NOT_TOLD}
+def _told_config(request: TuningRequest) -> dict[str, Any]:
+    """Return HyperParameterTuningJobConfig with defaults; a grid's number of training jobs is that of its points."""
+    most = max_trials(request)
+    limits = request.config["ResourceLimits"]
+    return {
+        "TrainingJobEarlyStoppingType": "Auto" if request.stops_early else "Off",
+        **request.config,
+        **_told_ranges(request.config, "ParameterRanges"),
+        "ResourceLimits": limits if most is None else {**limits, "MaxNumberOfTrainingJobs": most},
+    }
+
+
+def _told_metrics(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the member with the metrics of the image if it names none; nothing if it is absent."""
+    specification = definition.get("AlgorithmSpecification")
+    return {} if specification is None else {"AlgorithmSpecification": with_metrics(specification)}
+
+
+def _told_ranges(holder: Mapping[str, Any], member: str) -> dict[str, Any]:
+    """Return the member with the ranges of each kind, of which a client may leave out some; nothing if it is absent."""
+    ranges = holder.get(member)
+    return {} if ranges is None else {member: {**{name: [] for name in _RANGE_LISTS}, **ranges}}
 
 
 def tuning_summary(job: TuningJob, trials: Sequence[Trial]) -> dict[str, Any]:
@@ -141,7 +172,7 @@ def trial_summary(job: TuningJob, trial: Trial, live: TrainingJob | None) -> dic
     if outcome.failure_reason:
         summary["FailureReason"] = outcome.failure_reason
     if outcome.value is not None:
-        objective = request.definitions[0].objective
+        objective = request.objective_of(trial.definition)
         summary["FinalHyperParameterTuningJobObjectiveMetric"] = {
             "Type": "Maximize" if objective.is_maximized else "Minimize",
             "MetricName": objective.metric,

@@ -24,7 +24,7 @@ async def describe_tuning(services: Services, job: TuningJob) -> dict[str, Any]:
     if request.is_identical_to_parents:
         for name in request.parents:
             parents += await services.store.tuning.trials(name)
-    best = best_of(parents, request.definitions[0].objective) if parents else None
+    best = best_of(parents, request.objective) if parents else None
     return describe_tuning_job(job, trials, live_jobs(services, trials), parents_best=best)
 
 

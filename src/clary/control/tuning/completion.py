@@ -98,7 +98,7 @@ def _end(job: TuningJob, request: TuningRequest, trials: Sequence[Trial], now: d
     if len(broken) == len(over) >= max(LEAST_FAILURES, request.max_parallel):
         reason = f"All {len(over)} training jobs that have ended gave no objective; the first: {_first_reason(broken)}"
         return Decision(ends_as=TuningStatus.FAILED, stops_running=True, reason=reason[:1024])
-    objective = request.definitions[0].objective  # all definitions have the same objective
+    objective = request.objective
     best = best_of(trials, objective)
     target = request.target_value
     if (

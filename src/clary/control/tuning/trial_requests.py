@@ -1,6 +1,6 @@
-"""The CreateTrainingJob request of a trial, and the name of its training job. Pure.
+"""The CreateTrainingJob requests of a trial, and the name of its training job. Pure.
 
-Where: the tuning keeper creates trials with it; the creation of a tuning job validates one such request for each
+Where: the tuning keeper creates trials with them; the creation of a tuning job validates such requests for each
 definition, so that an impossible definition is refused at once. Source: HyperParameterTrainingJobDefinition (AWS API
 reference). On AWS, each training job of a tuning job has its own checkpoint prefix, and the hyperparameter
 `_tuning_objective_metric`.
@@ -9,13 +9,12 @@ reference). On AWS, each training job of a tuning job has its own checkpoint pre
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clary.control.tuning.tuning_job import TuningJob
-from clary.control.tuning.tuning_request import Definition
+from clary.control.tuning.tuning_request import OBJECTIVE_KEY, Definition
 
-OBJECTIVE_KEY = "_tuning_objective_metric"
 KEEP_ALIVE_S = 120  # time for which a trial's hosts wait for the next trial, unless the definition sets it
 _NUM_DIGITS = 8  # digits of the digest in a name
 _SAME_MEMBERS = (
@@ -45,10 +44,10 @@ def trial_name(job: TuningJob, number: int) -> str:
     return f"{job.name}-{number:03d}-{hashlib.sha256(identity.encode()).hexdigest()[:_NUM_DIGITS]}"
 
 
-def trial_request(
+def trial_requests(
     definition: Definition, parameters: Mapping[str, str], name: str, *, continues: str = ""
-) -> dict[str, Any]:
-    """Return the request for a training job.
+) -> tuple[dict[str, Any], ...]:
+    """Return the requests for a training job, in order of preference: one for each of InstanceConfigs, else one.
 
     Args:
         definition: definition of the training job.
@@ -64,12 +63,12 @@ def trial_request(
     request["AlgorithmSpecification"] = specification
     static = given.get("StaticHyperParameters") or {}
     request["HyperParameters"] = {**static, **parameters, OBJECTIVE_KEY: definition.objective.metric}
-    request["ResourceConfig"] = resources_of(definition)
     if given.get("CheckpointConfig"):
         place = dict(given["CheckpointConfig"])
         place["S3Uri"] = f"{place['S3Uri'].rstrip('/')}/{continues or name}"
         request["CheckpointConfig"] = place
-    return request
+    kept = {"KeepAlivePeriodInSeconds": KEEP_ALIVE_S} if is_kept_unasked(definition) else {}
+    return tuple({**request, "ResourceConfig": {**each, **kept}} for each in resources_of(definition))
 
 
 def keep_alive_of(definition: Definition) -> int | None:
@@ -78,26 +77,21 @@ def keep_alive_of(definition: Definition) -> int | None:
     return None if value is None else int(value)
 
 
-def resources_of(definition: Definition) -> dict[str, Any]:
-    """Return the ResourceConfig of a trial; except on spot capacity, its hosts are kept for the next trial."""
-    given = definition.definition
-    found = dict(given.get("ResourceConfig") or {})
-    own = given.get("HyperParameterTuningResourceConfig") or {}
-    if own.get("InstanceConfigs"):
-        first = own["InstanceConfigs"][0]
-        if len(own["InstanceConfigs"]) == 1:
-            found |= {name: first[name] for name in ("InstanceType", "InstanceCount", "VolumeSizeInGB")}
-        else:
-            found["VolumeSizeInGB"] = max(one["VolumeSizeInGB"] for one in own["InstanceConfigs"])
-            found["InstancePreferences"] = [
-                {"InstanceType": one["InstanceType"], "InstanceCount": one["InstanceCount"]}
-                for one in own["InstanceConfigs"]
-            ]
-    elif own:
-        found |= {name: own[name] for name in _RESOURCE_MEMBERS if own.get(name) is not None}
-    if own.get("VolumeKmsKeyId"):
-        found["VolumeKmsKeyId"] = own["VolumeKmsKeyId"]
-    found.setdefault("VolumeSizeInGB", DEFAULT_VOLUME_GB)
-    if not given.get("EnableManagedSpotTraining"):
-        found.setdefault("KeepAlivePeriodInSeconds", KEEP_ALIVE_S)
-    return found
+def is_kept_unasked(definition: Definition) -> bool:
+    """Whether the service keeps a trial's hosts for the next trial though the definition sets no keep-alive period.
+
+    Hosts on spot capacity are not kept.
+    """
+    return keep_alive_of(definition) is None and not definition.definition.get("EnableManagedSpotTraining")
+
+
+def resources_of(definition: Definition) -> tuple[dict[str, Any], ...]:
+    """Return the ResourceConfigs that a trial may have, in order of preference; without members that nobody sent.
+
+    There is one for each of InstanceConfigs; without them there is one.
+    """
+    own = definition.definition.get("HyperParameterTuningResourceConfig") or {}
+    least = {"VolumeSizeInGB": DEFAULT_VOLUME_GB, **(definition.definition.get("ResourceConfig") or {})}
+    shared = {name: own[name] for name in _RESOURCE_MEMBERS if own.get(name) is not None}
+    configs: Sequence[Mapping[str, Any]] = own.get("InstanceConfigs") or ({},)
+    return tuple({**least, **shared, **each} for each in configs)

@@ -27,7 +27,7 @@ def row_of(job: TuningJob, trials: Sequence[Trial]) -> dict[str, Any]:
         trials: all trials of the job.
     """
     request = TuningRequest(job.request)
-    objective = request.definitions[0].objective  # all definitions have the same objective
+    objective = request.objective
     best = best_of(trials, objective)
     return {
         "name": job.name,
@@ -78,13 +78,13 @@ def facts_of(job: TuningJob, trials: Sequence[Trial]) -> dict[str, Any]:
         "parents": list(request.parents),
         "converged_at": to_plain(job.converged_at),
         "definitions": [_definition(one) for one in request.definitions],
-        "best_so_far": best_so_far(trials, request.definitions[0].objective),
+        "best_so_far": best_so_far(trials, request.objective),
     }
 
 
 def end_words(request: TuningRequest) -> list[str]:
     """Return the conditions that end a tuning job, whichever is met first."""
-    metric = request.definitions[0].objective.metric
+    metric = request.objective.metric
     most = max_trials(request)
     words = []
     if most is not None:

@@ -13,6 +13,7 @@ from typing import Any
 from clary.control.tuning.parameter_space import Categorical, Continuous, Integer, Space, scaling_of
 
 MAXIMIZE = "Maximize"
+OBJECTIVE_KEY = "_tuning_objective_metric"  # hyperparameter of each training job, added by the service
 HINT_SPAN = 10.0  # AutoParameters: the range is a tenth of the hint to ten times the hint
 INTEGER_HINT_SPAN = 4
 # Static hyperparameters that Hyperband uses if MaxResource is missing (AWS API reference).
@@ -154,6 +155,18 @@ class TuningRequest:
         if self.request.get("TrainingJobDefinition"):
             return (self._definition(self.request["TrainingJobDefinition"], is_only=True),)
         return tuple(self._definition(one, is_only=False) for one in self.request.get("TrainingJobDefinitions") or ())
+
+    @property
+    def objective(self) -> Objective:
+        """The objective by which trials of all definitions are compared; its metric names those of all definitions."""
+        objectives = [one.objective for one in self.definitions]
+        metric = " / ".join(dict.fromkeys(one.metric for one in objectives))
+        return Objective(metric=metric, is_maximized=objectives[0].is_maximized)
+
+    def objective_of(self, definition_name: str) -> Objective:
+        """Return the objective of a definition; of the first one for an unknown name, as a parent's trial may have."""
+        definitions = self.definitions
+        return next((one for one in definitions if one.name == definition_name), definitions[0]).objective
 
     def definition(self, name: str) -> Definition:
         """Return the definition with a name; raises StopIteration for an unknown name."""

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from clary.base.errors import WireError
+from clary.control.jobs.members.image_metrics import definitions_of
 from clary.control.tuning.parameter_space import Categorical, Continuous, Integer, Range, Scaling, num_values
-from clary.control.tuning.trial_requests import OBJECTIVE_KEY
-from clary.control.tuning.tuning_request import Definition, TuningRequest
+from clary.control.tuning.tuning_request import OBJECTIVE_KEY, Definition, TuningRequest
 
 MAX_GRID = 100_000  # maximum number of points of a grid
 _ONE_TYPE = ("InstanceType", "InstanceCount", "VolumeSizeInGB")  # members that InstanceConfigs excludes
@@ -39,9 +39,11 @@ def check(raw: Mapping[str, Any]) -> None:
         raise _refusal(f"DefinitionName must be unique; {names.most_common(1)[0][0]!r} stands twice.")
     for definition in definitions:
         _check_definition(definition, request)
-    first = definitions[0].objective
-    if any(one.objective != first for one in definitions):
-        raise _refusal("All TrainingJobDefinitions need the same TuningObjective: trials are compared by it.")
+    if len({one.objective.is_maximized for one in definitions}) > 1:
+        raise _refusal(
+            "TuningObjective needs the same Type in all TrainingJobDefinitions, Maximize or Minimize: the best "
+            "training job is the best of all of them."
+        )
     _check_limits(request)
     _check_strategy(request)
 
@@ -76,7 +78,7 @@ def _check_definition(definition: Definition, request: TuningRequest) -> None:
     given = definition.definition
     if not definition.objective.metric:
         raise _refusal(f"An objective{where} is needed: HyperParameterTuningJobObjective, or TuningObjective.")
-    metrics = [one["Name"] for one in given["AlgorithmSpecification"].get("MetricDefinitions") or ()]
+    metrics = [one["Name"] for one in definitions_of(given["AlgorithmSpecification"])]
     if definition.objective.metric not in metrics:
         raise _refusal(
             f"A metric is required for this hyperparameter tuning job objective{where}. Provide a metric in the metric "

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from clary.contract.settings.hyperparameters import PLATFORM_PREFIX
+from clary.control.tuning.parameter_space import Categorical, Range
 from clary.control.tuning.search import Observation
 from clary.control.tuning.tuning_job import Trial, TuningJob
-from clary.control.tuning.tuning_request import Definition, TuningRequest
+from clary.control.tuning.tuning_request import OBJECTIVE_KEY, Definition, TuningRequest
 
 MAX_PARENT_TRIALS = 500  # maximum number of trials taken from each parent; the newest are taken
 
@@ -35,9 +37,12 @@ def why_not_parent(child: TuningRequest, parent: TuningJob) -> str:
         return f"Parent hyperparameter tuning job {parent.name} has another objective: {other.objective.metric}."
     if not child.is_identical_to_parents:
         return ""
-    tuned = {one.name for one in own.space}
-    if tuned != {one.name for one in other.space}:
-        return f"With IdenticalDataAndAlgorithm the tuned hyperparameters have to be those of {parent.name}."
+    counts = [len(_names(one)) for one in (own, other)]
+    if counts[0] != counts[1]:
+        return (
+            "With IdenticalDataAndAlgorithm the number of static plus tunable hyperparameters has to be that of "
+            f"{parent.name}, {counts[1]}; it is {counts[0]}."
+        )
     images = [one.definition["AlgorithmSpecification"].get("TrainingImage") for one in (own, other)]
     if images[0] != images[1]:
         return f"With IdenticalDataAndAlgorithm the image has to be that of {parent.name}: {images[1]}."
@@ -59,19 +64,45 @@ def with_metrics_of(definition: Mapping[str, Any], parent: TuningJob) -> dict[st
     return None
 
 
-def observations_of(trials: Sequence[Trial], definition: Definition) -> tuple[Observation, ...]:
+def observations_of(trials: Sequence[Trial], definition: Definition, parent: TuningJob) -> tuple[Observation, ...]:
     """Return the observations of trials that have an objective and whose hyperparameters fit a definition's ranges.
 
+    A hyperparameter that the parent did not tune has the parent's static value. Of one that is tuned no longer, the
+    value is left out; but if it was categorical, only trials with the present static value count.
+
     Args:
-        trials: all trials of a parent.
+        trials: all trials of the parent.
         definition: a definition of the child.
+        parent: the earlier tuning job.
     """
-    names = {one.name for one in definition.space}
+    before = TuningRequest(parent.request).definitions[0]
+    static = before.definition.get("StaticHyperParameters") or {}
+    fixed = definition.definition.get("StaticHyperParameters") or {}
+    choices = {one.name: one for one in before.space if isinstance(one, Categorical) and one.name in fixed}
     found = []
     for trial in sorted(trials, key=lambda one: one.number)[-MAX_PARENT_TRIALS:]:
-        if trial.value is None or not names <= set(trial.parameters):
+        if trial.value is None:
             continue
-        if all(one.value(trial.parameters[one.name]) is not None for one in definition.space):
-            parameters = {name: trial.parameters[name] for name in names}
+        given = {**static, **trial.parameters}
+        if any(_text_in(one, fixed[name]) != given.get(name) for name, one in choices.items()):
+            continue
+        texts = {one.name: _text_in(one, given.get(one.name)) for one in definition.space}
+        parameters = {name: text for name, text in texts.items() if text is not None}
+        if len(parameters) == len(texts):
             found.append(Observation(parameters=parameters, value=trial.value, is_over=True))
     return tuple(found)
+
+
+def _names(definition: Definition) -> set[str]:
+    """Return the names of static and tunable hyperparameters, without those of the platform and of the service."""
+    static = definition.definition.get("StaticHyperParameters") or {}
+    names = {*static, *(one.name for one in definition.space)} - {OBJECTIVE_KEY}
+    return {name for name in names if not name.startswith(PLATFORM_PREFIX)}
+
+
+def _text_in(one: Range, text: str | None) -> str | None:
+    """Return a text as the range has it, None if it is not in the range; SDKs put some texts in quotes, some not."""
+    if text is None:
+        return None
+    plain = text.strip('"')
+    return next((each for each in (text, plain, f'"{plain}"') if one.value(each) is not None), None)

@@ -131,6 +131,14 @@ class SignatureVerifier:
         head = self._read_head(request, _Check(Protocol.JSON_1_1))
         self._replays.give_back(head.authorization.signature, signed_at=head.signed_at)
 
+    def holder_of(self, request: HttpRequest) -> str:
+        """Return ROLE/SESSION of the temporary key that signed a verified request; empty for any other key."""
+        head = self._read_head(request, _Check(Protocol.JSON_1_1))
+        if self._temporary is None or not head.session_token:
+            return ""
+        key = head.authorization.access_key_id
+        return self._temporary.judge(key, head.session_token, now=self._clock.now()).holder
+
     def judge_head(self, request: HttpRequest, *, protocol: Protocol = Protocol.JSON_1_1) -> sigv4.Authorization:
         """Check a request's headers before its body is read, and return its Authorization.
 

@@ -51,6 +51,27 @@ def test_defaults_replace_no_sent_value_and_change_no_argument_in_place():
     assert told["ResourceConfig"] == {"InstanceCount": 1}  # a structure that was not sent is not created
 
 
+@pytest.mark.parametrize("member", ["DebugRuleConfigurations", "ProfilerRuleConfigurations"])
+def test_a_rule_without_a_volume_is_described_with_a_volume_of_0_gb(member):
+    rule = {"RuleConfigurationName": "Loss", "RuleEvaluatorImage": "rules:latest"}
+    own = {**rule, "InstanceType": "ml.t3.medium", "VolumeSizeInGB": 30}
+    assert with_defaults({member: [rule, own]})[member] == [{**rule, "VolumeSizeInGB": 0}, own]
+
+
+def test_the_metrics_of_an_image_are_described_unless_the_request_names_metrics():
+    specification = {"TrainingImage": "r/sagemaker-xgboost:1.7-1", "TrainingInputMode": "File"}
+    told = with_defaults({"AlgorithmSpecification": specification})["AlgorithmSpecification"]
+    assert "validation:rmse" in [item["Name"] for item in told["MetricDefinitions"]]
+    assert "MetricDefinitions" not in specification
+    own = [{"Name": "loss", "Regex": "loss=(.*)"}]
+    told = with_defaults({"AlgorithmSpecification": {**specification, "MetricDefinitions": own}})
+    assert told["AlgorithmSpecification"]["MetricDefinitions"] == own
+    assert (
+        "MetricDefinitions"
+        not in with_defaults({"AlgorithmSpecification": {"TrainingImage": "pytorch:2"}})["AlgorithmSpecification"]
+    )
+
+
 @pytest.mark.parametrize("name", ALWAYS_TOLD)
 def test_a_description_has_its_required_structures_whatever_a_store_has_lost(name):
     assert with_defaults({})[name]

@@ -118,7 +118,16 @@ CASES = [
     ),
     (
         {"StoppingCondition": {"MaxWaitTimeInSeconds": 9}},
-        "MaxWaitTimeInSeconds needs EnableManagedSpotTraining: set it to true, or leave MaxWaitTimeInSeconds out.",
+        "Invalid MaxWaitTimeInSeconds. It is only supported when EnableManagedSpotTraining is set to true, or with a "
+        "RetryStrategy: set one of them, or leave MaxWaitTimeInSeconds out.",
+    ),
+    (
+        {
+            "RetryStrategy": {"MaximumRetryAttempts": 2},
+            "StoppingCondition": {"MaxRuntimeInSeconds": 10, "MaxWaitTimeInSeconds": 9},
+        },
+        "Invalid MaxWaitTimeInSeconds. It must be greater than or equal to MaxRuntimeInSeconds with a RetryStrategy; "
+        "MaxWaitTimeInSeconds is 9, MaxRuntimeInSeconds is 10.",
     ),
     ({"InputDataConfig": [channel(), channel()]}, "Channel names must be unique; 'train' occurs twice."),
     (
@@ -182,6 +191,13 @@ def test_a_request_that_makes_no_sense_is_refused_with_its_message(members, word
 def test_a_plain_request_is_accepted_without_warnings():
     validation.check(request_of(), SITE)
     assert validation.warnings(request_of(), SITE) == ()
+
+
+def test_a_wait_limit_is_accepted_with_a_retry_strategy_without_spot_capacity():
+    limits = {"MaxRuntimeInSeconds": 10, "MaxWaitTimeInSeconds": 10}
+    request = request_of(RetryStrategy={"MaximumRetryAttempts": 2}, StoppingCondition=limits)
+    validation.check(request, SITE)
+    assert validation.warnings(request, SITE) == ()
 
 
 def test_hyperparameters_choose_no_launcher_for_a_job_with_a_command():

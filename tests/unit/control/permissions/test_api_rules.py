@@ -70,8 +70,13 @@ ALLOWED = [
         )
     ),
     ("sagemaker", "ListTrialComponents", {"SourceArn": f"{ARN}:training-job/job-1"}),
+    ("sagemaker-metrics", "BatchGetMetrics", {"MetricQueries": [{"ResourceArn": f"{ARN}:training-job/job-1"}]}),
 ]
 REFUSED = [
+    *(
+        ("sagemaker-metrics", "BatchGetMetrics", {"MetricQueries": [{"ResourceArn": f"{ARN}:training-job/{name}"}]})
+        for name in ("job-2", "JOB-1", "")
+    ),
     (
         "cloudwatch",
         "PutMetricData",

@@ -114,3 +114,57 @@ async def test_the_source_identity_of_a_role_is_returned(plane):
     answer = await plane.call("sts", "AssumeRole", RoleArn=ROLE, RoleSessionName="me", SourceIdentity="somebody")
     assert answer["SourceIdentity"] == "somebody"
     assert "SourceIdentity" not in await plane.call("sts", "AssumeRole", RoleArn=ROLE, RoleSessionName="me")
+
+
+async def who(plane, key_id="K", **members):
+    """Return role, session and the session in the UserId of GetCallerIdentity."""
+    call = Call(services=plane.services, params={}, region="r", access_key_id=key_id, request_id="R", **members)
+    identity = await dispatch("sts", "GetCallerIdentity", call)
+    account, role, session = identity["Arn"].removeprefix("arn:aws:sts::").replace(":assumed-role", "").split("/")
+    assert account == identity["Account"] == "000000000000"
+    user, _, named = identity["UserId"].partition(":")
+    assert user.startswith("AROA")
+    assert named == session
+    return role, session
+
+
+@pytest.mark.parametrize("role", ["Any", "service-role/Any"])
+async def test_a_temporary_key_is_a_session_of_the_role_that_was_assumed(plane, role):
+    arn = f"arn:aws:iam::000000000000:role/{role}"
+    answer = await plane.call("sts", "AssumeRole", RoleArn=arn, RoleSessionName="me@x")
+    made = answer["Credentials"]
+    verdict = plane.services.temporary_keys.judge(
+        made["AccessKeyId"], made["SessionToken"], now=plane.services.clock.now()
+    )
+    assert await who(plane, made["AccessKeyId"], holder=verdict.holder) == ("Any", "me@x")
+    assert answer["AssumedRoleUser"]["AssumedRoleId"].partition(":")[2] == "me@x"
+
+
+async def test_a_session_of_the_owner_is_the_owner(plane):
+    made = (await plane.call("sts", "GetSessionToken"))["Credentials"]
+    verdict = plane.services.temporary_keys.judge(
+        made["AccessKeyId"], made["SessionToken"], now=plane.services.clock.now()
+    )
+    assert verdict.holder == ""
+    assert await who(plane, made["AccessKeyId"]) == ("ClaryExecutionRole", "clary")
+
+
+async def test_a_program_is_a_session_of_the_role_of_its_job(plane):
+    await plane.create(RoleArn="arn:aws:iam::000000000000:role/service-role/Trainer")
+    await plane.passes()
+    key_id = (await plane.job()).plan["job_endpoint"]["credentials"]["access_key_id"]
+    assert await who(plane, key_id) == ("Trainer", "SageMaker")
+    assert await who(plane, "CLARYJOBAAAA") == ("ClaryExecutionRole", "clary")  # its job has just ended
+
+
+async def test_a_refusal_names_the_caller(plane):
+    call = Call(
+        services=plane.services,
+        params={"RoleArn": "arn:aws:iam::999999999999:role/Any", "RoleSessionName": "s"},
+        region="r",
+        access_key_id="CLARYTEMPAAAA",
+        request_id="R",
+        holder="Mine/me",
+    )
+    with pytest.raises(WireError, match=":assumed-role/Mine/me is not authorized"):
+        await dispatch("sts", "AssumeRole", call)

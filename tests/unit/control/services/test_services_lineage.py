@@ -268,3 +268,30 @@ async def test_a_value_with_an_impossible_time_is_refused(plane, moment):
     with pytest.raises(WireError) as error:
         await plane.call("sagemaker-metrics", "BatchPutMetrics", TrialComponentName="c", MetricData=[item])
     assert error.value.code == "ValidationException"
+
+
+async def test_metrics_of_a_training_job_are_found_by_the_job_s_arn(plane):
+    await plane.create("Mixed-Case")
+    await put(plane, "loss", [2.0, 1.0], component="Mixed-Case-aws-training-job", apart_s=120)
+    arn = (await plane.describe("Mixed-Case"))["TrainingJobArn"]
+    by_minute = {"Period": "OneMinute", "XAxisType": "Timestamp"}
+    for asked in (arn, arn.lower(), arn.replace("us-west-2", "eu-west-1")):
+        result = await get(plane, ResourceArn=asked, **by_minute)
+        assert (result["Status"], result["MetricValues"]) == ("Complete", [2.0, 1.0])
+    result = await get(plane, ResourceArn=arn, MetricName="other", **by_minute)
+    assert (result["Status"], result["MetricValues"]) == ("Complete", [])
+    result = await get(plane, ResourceArn=arn.replace("Mixed", "none"))
+    assert (result["Status"], "none-Case" in result["Message"]) == ("ValidationError", True)
+
+
+async def test_a_request_for_a_job_s_metrics_makes_no_component_and_fails_once_the_job_is_deleted(plane):
+    await plane.create("job")
+    arn = (await plane.describe("job"))["TrainingJobArn"]
+    assert (await get(plane, ResourceArn=arn))["Status"] == "Complete"
+    listed = (await plane.call("sagemaker", "ListTrialComponents"))["TrialComponentSummaries"]
+    assert [item["TrialComponentName"] for item in listed] == ["c"]
+    await plane.stop("job")
+    await plane.passes()
+    await plane.delete("job")
+    result = await get(plane, ResourceArn=arn)
+    assert (result["Status"], result["Message"]) == ("ValidationError", "There is no training job job.")

@@ -13,6 +13,7 @@ from clary.contract.agent_protocol import HostPhase
 from clary.contract.statuses import TrainingJobStatus
 from clary.control.jobs.training_job import FinalMetric
 from clary.control.services.dispatch import HANDLERS
+from clary.control.services.sagemaker import training_jobs
 from clary.control.settings import Settings
 from clary.control.store.errors import JobNotFound
 from clary.control.wire.models import Protocol, service
@@ -256,6 +257,18 @@ async def test_create_refuses_an_impossible_job_and_stores_nothing(plane):
         assert found_code == code
         assert words in message
     assert await plane.store.get_job("job") is None
+
+
+async def test_a_refused_name_leaves_no_bucket(plane, monkeypatch):
+    await plane.create()
+    made = []
+
+    async def require_output_buckets(call, request, **_):
+        made.append(request.name)
+
+    monkeypatch.setattr(training_jobs, "require_output_buckets", require_output_buckets)
+    assert (await refusal(plane.create()))[0] == "ResourceInUse"
+    assert made == []
 
 
 async def test_a_name_can_be_used_once_and_the_refusal_names_the_arn(plane):

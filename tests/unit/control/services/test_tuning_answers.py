@@ -102,3 +102,74 @@ def test_a_summary_of_a_tuning_job_has_limits_and_an_end():
     assert row["TrainingJobStatusCounters"]["Completed"] == 3
     going = tuning_job(status=TuningStatus.IN_PROGRESS, ended_at=None)
     assert "HyperParameterTuningEndTime" not in tuning_summary(going, [])
+
+
+def test_the_metrics_of_the_image_are_described_if_the_definition_names_none():
+    specification = {"TrainingImage": "r/sagemaker-xgboost:1.7-1", "TrainingInputMode": "File"}
+    told = described(tuning_job(request=tuning_request(AlgorithmSpecification=specification)))
+    metrics = told["TrainingJobDefinition"]["AlgorithmSpecification"]["MetricDefinitions"]
+    assert "validation:rmse" in [item["Name"] for item in metrics]
+    told = described(tuning_job())
+    assert "MetricDefinitions" not in told["TrainingJobDefinition"]["AlgorithmSpecification"]
+
+
+def test_members_that_the_sdk_reads_unasked_are_described_with_their_defaults():
+    ranges = {"IntegerParameterRanges": RANGES["IntegerParameterRanges"]}
+    told = described(tuning_job(request=tuning_request(ranges=ranges, ResourceConfig={"InstanceType": "ml.m5.large"})))
+    config, definition = told["HyperParameterTuningJobConfig"], told["TrainingJobDefinition"]
+    assert config["TrainingJobEarlyStoppingType"] == "Off"
+    empty = {"ContinuousParameterRanges": [], "CategoricalParameterRanges": []}
+    assert config["ParameterRanges"] == {**ranges, **empty}
+    assert definition["StoppingCondition"] == {"MaxRuntimeInSeconds": 86_400}
+    assert definition["ResourceConfig"]["VolumeSizeInGB"] == 30
+    asked = tuning_request(
+        config={"TrainingJobEarlyStoppingType": "Auto"}, StoppingCondition={"MaxRuntimeInSeconds": 9}
+    )
+    told = described(tuning_job(request=asked))
+    assert told["HyperParameterTuningJobConfig"]["TrainingJobEarlyStoppingType"] == "Auto"
+    assert told["TrainingJobDefinition"]["StoppingCondition"] == {"MaxRuntimeInSeconds": 9}
+    told = described(tuning_job(request={**tuning_request(), "Autotune": {"Mode": "Enabled"}}))
+    assert told["HyperParameterTuningJobConfig"]["TrainingJobEarlyStoppingType"] == "Auto"
+
+
+def test_a_grid_is_described_with_the_number_of_its_points():
+    config = {"Strategy": "Grid", "ResourceLimits": {"MaxParallelTrainingJobs": 2}}
+    ranges = {"CategoricalParameterRanges": [{"Name": "a", "Values": ["1", "2", "3"]}]}
+    job = tuning_job(request=tuning_request(ranges=ranges, config=config))
+    limits = described(job)["HyperParameterTuningJobConfig"]["ResourceLimits"]
+    assert limits == {"MaxParallelTrainingJobs": 2, "MaxNumberOfTrainingJobs": 3}
+
+
+def several(**metrics):
+    raw = tuning_request(config={"HyperParameterTuningJobObjective": None, "ParameterRanges": None})
+    one = raw.pop("TrainingJobDefinition")
+    raw["HyperParameterTuningJobConfig"] = {
+        name: value for name, value in raw["HyperParameterTuningJobConfig"].items() if value is not None
+    }
+    raw["TrainingJobDefinitions"] = [
+        {
+            **one,
+            "DefinitionName": name,
+            "RoleArn": "arn:aws:iam::000000000000:role/R",
+            "OutputDataConfig": {"S3OutputPath": "s3://bucket/out"},
+            "TuningObjective": {"Type": "Minimize", "MetricName": metric},
+            "HyperParameterRanges": {"IntegerParameterRanges": RANGES["IntegerParameterRanges"]},
+        }
+        for name, metric in metrics.items()
+    ]
+    return tuning_job(request=raw)
+
+
+def test_each_trial_of_several_definitions_has_the_metric_of_its_definition():
+    job = several(fm="test:rmse", knn="test:mse")
+    trials = [trial(1, 0.5, definition="fm"), trial(2, 0.25, definition="knn")]
+    answer = described(job, trials)
+    best = answer["BestTrainingJob"]
+    assert best["TrainingJobDefinitionName"] == "knn"
+    told = {"Type": "Minimize", "MetricName": "test:mse", "Value": 0.25}
+    assert best["FinalHyperParameterTuningJobObjectiveMetric"] == told
+    first = trial_summary(job, trials[0], None)
+    assert first["FinalHyperParameterTuningJobObjectiveMetric"]["MetricName"] == "test:rmse"
+    definitions = answer["TrainingJobDefinitions"]
+    assert [one["StaticHyperParameters"][KEY] for one in definitions] == ["test:rmse", "test:mse"]
+    assert definitions[0]["HyperParameterRanges"]["CategoricalParameterRanges"] == []

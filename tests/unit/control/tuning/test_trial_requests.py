@@ -6,8 +6,15 @@ from datetime import timedelta
 import pytest
 from tuning_trials import METRIC, tuning_job, tuning_request
 
-from clary.control.tuning.trial_requests import KEEP_ALIVE_S, OBJECTIVE_KEY, keep_alive_of, trial_name, trial_request
-from clary.control.tuning.tuning_request import TuningRequest
+from clary.control.tuning.trial_requests import (
+    KEEP_ALIVE_S,
+    is_kept_unasked,
+    keep_alive_of,
+    resources_of,
+    trial_name,
+    trial_requests,
+)
+from clary.control.tuning.tuning_request import OBJECTIVE_KEY, TuningRequest
 from clary.control.wire.models import service
 
 RESOURCES = {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 7}
@@ -18,7 +25,8 @@ def definition(**members):
 
 
 def request_of(parameters=None, **members):
-    return trial_request(definition(**members), parameters or {"lr": "0.1"}, "t-001-0000abcd")
+    (made,) = trial_requests(definition(**members), parameters or {"lr": "0.1"}, "t-001-0000abcd")
+    return made
 
 
 def test_a_name_is_stable_and_differs_for_each_number_and_tuning_job():
@@ -97,34 +105,35 @@ def test_hosts_wait_for_the_next_trial_unless_the_definition_sets_another_period
     assert spot["ResourceConfig"] == RESOURCES
 
 
+def test_only_a_period_that_the_service_adds_is_unasked():
+    own = {**RESOURCES, "KeepAlivePeriodInSeconds": 0}
+    assert is_kept_unasked(definition(ResourceConfig=RESOURCES))
+    assert not is_kept_unasked(definition(ResourceConfig=own))
+    assert not is_kept_unasked(definition(ResourceConfig=RESOURCES, EnableManagedSpotTraining=True))
+    assert resources_of(definition(ResourceConfig=RESOURCES)) == (RESOURCES,)
+    assert resources_of(definition(ResourceConfig=own)) == (own,)
+
+
 def test_resources_of_the_tuning_job_apply_to_each_training_job():
     own = {"InstanceType": "ml.m5.large", "InstanceCount": 2, "VolumeKmsKeyId": "k"}
     made = request_of(HyperParameterTuningResourceConfig=own)["ResourceConfig"]
     assert made == {**own, "VolumeSizeInGB": 30, "KeepAlivePeriodInSeconds": KEEP_ALIVE_S}
 
 
-def test_several_instance_types_become_preferences_of_the_training_job():
+def test_there_is_a_request_for_each_instance_config_in_their_order():
     kinds = [
         {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 1, "VolumeSizeInGB": 9},
         {"InstanceType": "ml.m5.large", "InstanceCount": 2, "VolumeSizeInGB": 5},
+        {"InstanceType": "ml.m5.large", "InstanceCount": 1, "VolumeSizeInGB": 5},
     ]
-    made = request_of(HyperParameterTuningResourceConfig={"InstanceConfigs": kinds, "VolumeKmsKeyId": "k"})
-    assert made["ResourceConfig"] == {
-        "InstancePreferences": [
-            {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 1},
-            {"InstanceType": "ml.m5.large", "InstanceCount": 2},
-        ],
-        "VolumeSizeInGB": 9,
-        "VolumeKmsKeyId": "k",
-        "KeepAlivePeriodInSeconds": KEEP_ALIVE_S,
-    }
-    (one,) = kinds[1:]
-    made = request_of(HyperParameterTuningResourceConfig={"InstanceConfigs": [one]})["ResourceConfig"]
-    assert made == {**one, "KeepAlivePeriodInSeconds": KEEP_ALIVE_S}
+    own = {"InstanceConfigs": kinds, "VolumeKmsKeyId": "k", "AllocationStrategy": "Prioritized"}
+    given = definition(HyperParameterTuningResourceConfig=own)
+    made = [one["ResourceConfig"] for one in trial_requests(given, {"lr": "0.1"}, "name")]
+    assert made == [{**kind, "VolumeKmsKeyId": "k", "KeepAlivePeriodInSeconds": KEEP_ALIVE_S} for kind in kinds]
 
 
 def test_a_definition_is_not_changed_by_the_request_of_a_trial():
     given = definition(ResourceConfig=dict(RESOURCES), CheckpointConfig={"S3Uri": "s3://bucket/c"})
     before = repr(given)
-    trial_request(given, {"lr": "0.1"}, "name")["AlgorithmSpecification"]["TrainingImage"] = "changed"
+    trial_requests(given, {"lr": "0.1"}, "name")[0]["AlgorithmSpecification"]["TrainingImage"] = "changed"
     assert repr(given) == before

@@ -69,6 +69,12 @@ def test_several_definitions_have_separate_ranges():
     facts = facts_of(tuning_job(request=request), [])
     assert [definition["name"] for definition in facts["definitions"]] == ["a", "b"]
     assert facts["objective"]["metric"] == METRIC
+    request["TrainingJobDefinitions"][1]["TuningObjective"] = {**objective, "MetricName": "f1"}
+    criteria = {"TargetObjectiveMetricValue": 0.5}
+    request["HyperParameterTuningJobConfig"]["TuningJobCompletionCriteria"] = criteria
+    facts = facts_of(tuning_job(request=request), [])
+    assert facts["objective"] == {"metric": f"{METRIC} / f1", "is_maximized": True}
+    assert f"when {METRIC} / f1 reaches 0.5" in facts["ends"]
 
 
 def test_every_completion_condition_is_listed():

@@ -92,10 +92,22 @@ def test_definitions_have_unique_names():
     assert "'a' stands twice" in refusal_of(with_definitions({"DefinitionName": "a"}, {"DefinitionName": "a"}))
 
 
-def test_definitions_have_the_same_objective():
-    other = {"Type": "Minimize", "MetricName": METRIC}
-    raw = with_definitions({"DefinitionName": "a"}, {"DefinitionName": "b", "TuningObjective": other})
-    assert "the same TuningObjective" in refusal_of(raw)
+def test_definitions_may_have_different_metrics_that_are_all_maximized_or_all_minimized():
+    other = {"Type": OBJECTIVE["Type"], "MetricName": "f1"}
+    specification = {
+        "TrainingImage": "generic:1",
+        "TrainingInputMode": "File",
+        "MetricDefinitions": [{"Name": "f1", "Regex": "f1=(.*)"}],
+    }
+    check(
+        with_definitions(
+            {"DefinitionName": "a"},
+            {"DefinitionName": "b", "TuningObjective": other, "AlgorithmSpecification": specification},
+        )
+    )
+    opposite = {"Type": "Minimize", "MetricName": METRIC}
+    raw = with_definitions({"DefinitionName": "a"}, {"DefinitionName": "b", "TuningObjective": opposite})
+    assert "the same Type in all TrainingJobDefinitions" in refusal_of(raw)
 
 
 def test_a_refusal_names_the_definition_at_fault():
@@ -109,6 +121,15 @@ def test_a_refusal_names_the_definition_at_fault():
 def test_an_objective_is_required():
     assert "An objective is needed" in refusal_of(request_of({"HyperParameterTuningJobObjective": None}))
     check(request_of({"HyperParameterTuningJobObjective": None}, TuningObjective=OBJECTIVE))
+
+
+def test_the_objective_may_be_a_metric_of_the_image_if_the_definition_names_none():
+    objective = {"Type": "Minimize", "MetricName": "validation:rmse"}
+    specification = {"TrainingImage": "r/sagemaker-xgboost:1.7-1", "TrainingInputMode": "File"}
+    config = {"HyperParameterTuningJobObjective": objective}
+    check(request_of(config, AlgorithmSpecification=specification))
+    own = {**specification, "MetricDefinitions": [{"Name": "loss", "Regex": "x"}]}
+    assert "'validation:rmse' is not among ['loss']" in refusal_of(request_of(config, AlgorithmSpecification=own))
 
 
 @pytest.mark.parametrize("metrics", [None, [], [{"Name": "loss", "Regex": "x"}]])

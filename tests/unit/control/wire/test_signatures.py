@@ -124,11 +124,12 @@ def test_unknown_session_tokens_are_refused(operation, code):
 @pytest.mark.parametrize(("operation", "code"), [(CREATE, "ExpiredTokenException"), (GET_ROLE, "ExpiredToken")])
 def test_a_temporary_key_is_valid_until_it_expires(operation, code):
     clock, keys = FakeClock(), TemporaryKeys(b"master")
-    made = keys.make(clock.now() + timedelta(seconds=60))
+    made = keys.make(clock.now() + timedelta(seconds=60), holder="Role/session")
     key = Credentials(access_key_id=made.access_key_id, secret_access_key=made.secret_access_key)
     request = signed(operation, key=key, headers={"x-amz-security-token": made.session_token}, at=clock.now())
     checking = SignatureVerifier(lambda _: None, clock, skew_s=SKEW_S, temporary=keys)
     assert checking.verify(request, operation=operation).access_key_id == made.access_key_id
+    assert checking.holder_of(request) == "Role/session"
     clock.advance(60)
     with pytest.raises(WireError) as error:
         checking.verify(request, operation=operation)

@@ -2,7 +2,7 @@
 
 Where: `judging` applies the rules, `docs/api.md` is generated from the table. A test fails for a member of a newer
 service model without a row here; add a row: honoured, accepted with a warning, or refused. Rules on several members
-together (InstanceGroups together with InstanceType, MaxWaitTimeInSeconds without spot capacity) are in
+together (InstanceGroups together with InstanceType, MaxWaitTimeInSeconds without spot capacity or retries) are in
 `jobs.validation`.
 Source: CreateTrainingJob (AWS API reference).
 """
@@ -82,7 +82,10 @@ CREATE_TRAINING_JOB = (
         "VpcConfig", "VpcConfig is accepted and has no effect: there are no subnets and security groups here"
     ),
     honoured("StoppingCondition.MaxRuntimeInSeconds", "training is stopped then; setting max_runtime_s bounds it"),
-    honoured("StoppingCondition.MaxWaitTimeInSeconds", "waiting and training on spot capacity is stopped then"),
+    honoured(
+        "StoppingCondition.MaxWaitTimeInSeconds",
+        "with spot capacity or a RetryStrategy: the job is stopped then, all waits and attempts counted together",
+    ),
     honoured("StoppingCondition.MaxPendingTimeInSeconds", "a job that still waits then is stopped"),
     honoured("Tags[].Key", "key of a tag"),
     honoured("Tags[].Value", "value of a tag"),

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from copy import copy
 from typing import Any
 
+from clary.control.jobs.members.image_metrics import with_metrics
+
 MAX_RUNTIME_S = 86_400
 
 # Structures that every description has, even if the stored request lacks them.
@@ -28,6 +30,8 @@ TOLD: Mapping[str, Any] = {
     "OutputDataConfig.CompressionType": "GZIP",
     "ResourceConfig.InstancePlacementConfig.EnableMultipleJobs": False,
     "StoppingCondition.MaxRuntimeInSeconds": MAX_RUNTIME_S,
+    "DebugRuleConfigurations[].VolumeSizeInGB": 0,
+    "ProfilerRuleConfigurations[].VolumeSizeInGB": 0,
     "EnableNetworkIsolation": False,
     "EnableInterContainerTrafficEncryption": False,
     "EnableManagedSpotTraining": False,
@@ -39,6 +43,9 @@ _FILLED_ON_HOSTS = (
 _NO_FILES = "returned as it was sent, as by the real service; rules write no files here"
 # Documented defaults that are not filled in, or filled in elsewhere, with the reason.
 TOLD_OTHERWISE: Mapping[str, str] = {
+    "AlgorithmSpecification.MetricDefinitions": (
+        "those of the image (sagemaker-xgboost), as by the real service; any other image has none"
+    ),
     "CheckpointConfig.LocalPath": _FILLED_ON_HOSTS,
     "DebugHookConfig.LocalPath": _FILLED_ON_HOSTS,
     "TensorBoardOutputConfig.LocalPath": "returned as it was sent, like the LocalPath of checkpoints and tensors",
@@ -59,6 +66,7 @@ def with_defaults(request: Mapping[str, Any]) -> dict[str, Any]:
     told = {name: {} for name in ALWAYS_TOLD} | dict(request)
     for path, default in TOLD.items():
         _fill(told, tuple(path.split(".")), default)
+    told["AlgorithmSpecification"] = with_metrics(told["AlgorithmSpecification"])
     return told
 
 

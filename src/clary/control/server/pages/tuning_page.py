@@ -7,10 +7,10 @@ Where: the answers to /clary/v1/tuning and /clary/v1/tuning/NAME; the console an
 
 The page of a tuning job has the members of its row, the members of `tuning_facts.facts_of`, and
 
-    {"trials": [{"number", "job", "definition", "status", "state", "value", "parameters", "created_at", "started_at",
-      "ended_at", "continues", "stop_reason", "failure_reason", "curve"}],
-           continues: number of the trial whose checkpoints it continues, or 0; curve: values of the objective, 200
-           at most
+    {"trials": [{"number", "job", "definition", "metric", "status", "state", "value", "parameters", "created_at",
+      "started_at", "ended_at", "continues", "stop_reason", "failure_reason", "curve"}],
+           metric: name of its definition's objective; continues: number of the trial whose checkpoints it continues,
+           or 0; curve: values of the objective, 200 at most
      "best_so_far": [[number of the trial, ended at, best value]],         in the order of ends; times in milliseconds
      "importance": {hyperparameter: share}, or null and "importance_why"}
 
@@ -119,6 +119,7 @@ class TuningPages:
             "number": trial.number,
             "job": trial.job_name,
             "definition": trial.definition,
+            "metric": TuningRequest(job.request).objective_of(trial.definition).metric,
             "status": status.value,
             "state": status.value if live is None else job_state(live).value,
             "value": trial.value,
@@ -137,7 +138,7 @@ class TuningPages:
 
     async def _live_curve(self, job: TuningJob, trial: Trial, live: TrainingJob | None) -> list[float]:
         """Return the values that a trial has reported so far."""
-        metric = TuningRequest(job.request).definition(trial.definition).objective.metric
+        metric = TuningRequest(job.request).objective_of(trial.definition).metric
         if live is None or not any(one.name == metric for one in live.final_metrics):
             return []
         curves = await self._services.store.curves.curves(live.name, names=[metric], num_points=MAX_VALUES)

@@ -19,14 +19,16 @@ from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.services.call import Call
 from clary.control.services.experiments import naming
-from clary.control.services.experiments.summaries import KEPT, metric_summaries
+from clary.control.services.experiments.summaries import KEPT, metric_summaries, owner_of
 from clary.control.services.job_descriptions import readable
 from clary.control.store.job_queries import MAX_RESULTS, JobQuery
+from clary.control.store.tracking.component_metrics import Owner
 from clary.control.store.tracking.experiment_rows import Kind, Tracked, TrackedExists
 from clary.control.store.tracking.experiments import TrackedQuery
 
 SUFFIX = "-aws-training-job"
 SOURCE_TYPE = "SageMakerTrainingJob"
+_JOB_KIND = "training-job"  # in ARNs
 MAX_NAME = 120
 MAX_TEXT = 2500  # StringParameterValue
 MAX_PARAMETERS = 300
@@ -113,6 +115,20 @@ async def find_component(call: Call, name: str) -> Tracked:
             found = _record(call, job, {})
             await store.create(found, {}, replaces=True)
     return found
+
+
+async def owner_of_arn(call: Call, arn: str) -> Owner:
+    """Return the owner of the values of a component or training job, named by its ARN or a component's name.
+
+    Raises: WireError(ResourceNotFound).
+    """
+    kind, _, name = arn.rpartition(":")[2].partition("/")
+    if kind != _JOB_KIND:
+        return owner_of(await find_component(call, arn))
+    job = await _job_called(call, name + SUFFIX)
+    if job is None:
+        raise WireError("ResourceNotFound", f"There is no training job {name}.", http_status=404)
+    return Owner(name=job.name, of_job=True)
 
 
 async def ensure_of_source(call: Call, source_arn: str) -> None:

@@ -73,11 +73,11 @@ async def _answer(call: Call, query: Mapping[str, Any]) -> dict[str, Any]:
     if start is not None and end is not None and start > end:
         return _refusal(f"Start must not lie after End, got {start} and {end}.")
     try:
-        component = await job_components.find_component(call, query["ResourceArn"])
+        owner = await job_components.owner_of_arn(call, query["ResourceArn"])
     except WireError as error:
         return _refusal(error.message)
     found, is_cut = await call.services.store.experiments.values.buckets(
-        owner_of(component),
+        owner,
         query["MetricName"],
         width_s=_WIDTHS_S[query["Period"]],
         start=start,

@@ -23,7 +23,7 @@ async def check_metrics(request: JobRequest) -> tuple[str, ...]:
 
     Raises: WireError(ValidationException) for the first pattern that does not compile, with the position of the error.
     """
-    if not request.metric_definitions:
+    if not request.has_own_metrics:
         return ()
     return await asyncio.to_thread(_check, request)
 

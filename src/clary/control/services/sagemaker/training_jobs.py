@@ -33,6 +33,7 @@ from clary.control.services.sagemaker.sources import source_warnings
 from clary.control.services.tags import check_tags
 from clary.control.services.training_progress import job_progress
 from clary.control.settings import Settings
+from clary.control.store.damage import JobUnreadable
 from clary.control.store.errors import JobExists
 from clary.control.tuning.tuning_job import Trial
 
@@ -67,7 +68,12 @@ async def check_training_job(call: Call) -> None:
 
 
 async def store_training_job(
-    call: Call, *, trial: Trial | None = None, tuning_job_arn: str = "", notes: Sequence[str] = ()
+    call: Call,
+    *,
+    trial: Trial | None = None,
+    tuning_job_arn: str = "",
+    notes: Sequence[str] = (),
+    is_kept_unasked: bool = False,
 ) -> Mapping[str, Any]:
     """Do the work of `create_training_job`, also for a trial of a tuning job.
 
@@ -76,6 +82,7 @@ async def store_training_job(
         trial: trial record that is stored with the job; None for other jobs.
         tuning_job_arn: ARN of the trial's tuning job.
         notes: further warnings.
+        is_kept_unasked: whether the service, not a client, has put KeepAlivePeriodInSeconds into the parameters.
     Raises: WireError; TrialRefused.
     """
     request: Mapping[str, Any] = {name: value for name, value in call.params.items() if name != "Tags"}
@@ -88,9 +95,11 @@ async def store_training_job(
     await _check_inputs_exist(call, request)
     source_problems = await source_warnings(call, JobRequest(request))
     placing = await job_components.place(call, request)
-    await require_output_buckets(call, JobRequest(request))
     name = JobRequest(request).name
     arn = call.arn(f"training-job/{name}")
+    if await _is_stored(call, name):
+        raise _name_in_use(arn)
+    await require_output_buckets(call, JobRequest(request))  # last, because a refused request must make no bucket
     now = call.services.clock.now()
     message = MESSAGES[SecondaryStatus.STARTING]
     job = TrainingJob(
@@ -103,6 +112,7 @@ async def store_training_job(
         created_at=now,
         modified_at=now,
         tuning_job_arn=tuning_job_arn,
+        is_kept_unasked=is_kept_unasked,
         warnings=(
             *notes,
             *_unknown(call),
@@ -118,14 +128,25 @@ async def store_training_job(
     try:
         await call.services.hub.create(job, tags, trial=trial)
     except JobExists as error:
-        raise WireError(
-            "ResourceInUse",
-            "Training job names must be unique within an AWS account and region, and a training job with this name "
-            f"already exists ({error.existing_arn})",
-        ) from error
+        raise _name_in_use(error.existing_arn) from error
     if placing is not None:
         await job_components.create(call, job, placing, tags)
     return {"TrainingJobArn": arn}
+
+
+async def _is_stored(call: Call, name: str) -> bool:
+    try:
+        return await call.services.store.get_job(name) is not None
+    except JobUnreadable:
+        return True
+
+
+def _name_in_use(existing_arn: str) -> WireError:
+    return WireError(
+        "ResourceInUse",
+        "Training job names must be unique within an AWS account and region, and a training job with this name "
+        f"already exists ({existing_arn})",
+    )
 
 
 def _admit(call: Call, request: Mapping[str, Any]) -> tuple[Mapping[str, Any], Admitted]:
@@ -225,7 +246,14 @@ async def update_training_job(call: Call) -> Mapping[str, Any]:
         kept = (warning for warning in current.warnings if warning not in stale)
         warnings = tuple(dict.fromkeys((*kept, *_unknown(call), *judgement.warnings, *about_profiler)))
         modified_at = max(now, current.modified_at)
-        return replace(current, request=request, plan=plan, warnings=warnings, modified_at=modified_at)
+        return replace(
+            current,
+            request=request,
+            plan=plan,
+            warnings=warnings,
+            modified_at=modified_at,
+            is_kept_unasked=current.is_kept_unasked and "ResourceConfig" not in wanted,
+        )
 
     updated = await call.services.hub.update(job.name, change)
     await profile_updates.follow(call.services, updated, wanted.get("ProfilerConfig"))

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from clary.control.services.call import Call, Services
 from clary.control.services.sagemaker.training_jobs import store_training_job
+from clary.control.services.tuning.instance_configs import act_on_first
 from clary.control.store.damage import JobUnreadable
 from clary.control.tuning.completion import next_definition
 from clary.control.tuning.configurations import Curves, configurations_of, promoted, rungs_of
 from clary.control.tuning.search import Observation, Question, propose
-from clary.control.tuning.trial_requests import trial_name, trial_request
+from clary.control.tuning.trial_requests import is_kept_unasked, trial_name, trial_requests
 from clary.control.tuning.tuning_job import Trial, TuningJob
 from clary.control.tuning.tuning_request import Definition, TuningRequest
 from clary.control.tuning.validation import without_effect
@@ -61,15 +63,14 @@ class TrialStarter:
             parameters = await asyncio.to_thread(propose, question)
         first = None if going_on is None else going_on.first
         name = trial_name(job, number)
-        tags = await self._services.store.get_tags(job.arn)  # includes tags that were added later
-        region = job.arn.split(":")[3]
+        stored_tags = await self._services.store.get_tags(job.arn)  # includes tags that were added later
+        tags = [{"Key": key, "Value": value} for key, value in stored_tags.items()]
+        continues = "" if first is None else first.job_name
+        requests = trial_requests(definition, parameters, name, continues=continues)
         call = Call(
             services=self._services,
-            params={
-                **trial_request(definition, parameters, name, continues="" if first is None else first.job_name),
-                "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
-            },
-            region=region,
+            params={},
+            region=job.arn.split(":")[3],
             access_key_id="",
             request_id=name,
             unknown_members=job.unknown_members,
@@ -87,7 +88,14 @@ class TrialStarter:
         notes = [f"It is trial {number} of tuning job {job.name}.", *without_effect(request)]
         if first is not None:
             notes.insert(1, f"It goes on from the checkpoints of trial {first.number}, {first.job_name}.")
-        await store_training_job(call, trial=trial, tuning_job_arn=job.arn, notes=tuple(notes))
+        store = partial(
+            store_training_job,
+            trial=trial,
+            tuning_job_arn=job.arn,
+            notes=tuple(notes),
+            is_kept_unasked=is_kept_unasked(definition),
+        )
+        await act_on_first(call, ({**request, "Tags": tags} for request in requests), store)
         return trial
 
     async def _next_number(self, job: TuningJob, trials: Sequence[Trial]) -> int:
@@ -109,8 +117,11 @@ class TrialStarter:
             return ()
         if job.name not in self._parents:
             found: list[Observation] = []
-            for parent in TuningRequest(job.request).parents:
-                found += observations_of(await self._services.store.tuning.trials(parent), definition)
+            records = self._services.store.tuning
+            for name in TuningRequest(job.request).parents:
+                parent = await records.get(name)
+                if parent is not None:
+                    found += observations_of(await records.trials(name), definition, parent)
             self._parents[job.name] = tuple(found)
         return self._parents[job.name]
 

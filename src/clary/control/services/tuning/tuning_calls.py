@@ -13,6 +13,7 @@ from clary.base.errors import WireError
 from clary.control.services.call import Call
 from clary.control.services.sagemaker.training_jobs import check_training_job
 from clary.control.services.tags import check_tags
+from clary.control.services.tuning.instance_configs import act_on_first
 from clary.control.services.tuning.tuning_acts import stop_tuning
 from clary.control.services.tuning_answers import trial_status, trial_summary, tuning_summary
 from clary.control.services.tuning_descriptions import describe_tuning, live_jobs
@@ -20,7 +21,7 @@ from clary.control.store.errors import BadToken
 from clary.control.store.tracking.tuning_records import TuningJobExists, TuningJobNotFound, TuningQuery, TuningSort
 from clary.control.tuning.parameter_space import Space
 from clary.control.tuning.search import Question, propose
-from clary.control.tuning.trial_requests import trial_request
+from clary.control.tuning.trial_requests import trial_requests
 from clary.control.tuning.tuning_job import TuningJob, TuningStatus
 from clary.control.tuning.tuning_request import TuningRequest
 from clary.control.tuning.validation import check
@@ -47,8 +48,8 @@ async def create_tuning_job(call: Call) -> Mapping[str, Any]:
     for definition in request.definitions:
         name = f"{request.name}-000-00000000"
         point = await asyncio.to_thread(_some_point, definition.space, request)
-        trial = trial_request(definition, point, name)
-        await check_training_job(replace(call, params=trial, unknown_members=()))
+        requests = trial_requests(definition, point, name)
+        await act_on_first(replace(call, unknown_members=()), requests, check_training_job)
     now = services.clock.now()
     job = TuningJob(
         name=request.name,

@@ -70,7 +70,7 @@ async def test_a_training_job_follows_the_definition_and_names_its_tuning_job(pl
         }
         assert set(trial.parameters) == {"lr", "layers"}
         assert described["CheckpointConfig"]["S3Uri"] == f"s3://bucket/checkpoints/{trial.job_name}"
-        assert described["ResourceConfig"] == {**RESOURCES, "KeepAlivePeriodInSeconds": 120}
+        assert described["ResourceConfig"] == RESOURCES
         assert described["RetryStrategy"] == {"MaximumRetryAttempts": 2}
         assert described["Environment"] == {"A": "b"}
         assert trial.job_name == trial_name(await job_of(plane), number)
@@ -100,6 +100,32 @@ async def test_trials_have_the_instance_groups_and_spot_capacity_of_the_definiti
     request = (await plane.job(name)).request
     assert request["EnableManagedSpotTraining"] is True
     assert request["StoppingCondition"]["MaxWaitTimeInSeconds"] == 120
+
+
+async def test_trials_without_spot_capacity_have_the_wait_limit_of_their_retry_strategy(plane, runs):
+    limits = {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 120}
+    retried = definition_of(RetryStrategy={"MaximumRetryAttempts": 2}, StoppingCondition=limits)
+    await runs.create(most=1, parallel=1, TrainingJobDefinition=retried)
+    (name,) = await runs.open_names()
+    assert (await plane.job(name)).request["StoppingCondition"] == limits
+
+
+async def test_trials_of_xgboost_report_the_objective_without_metric_definitions(plane, runs):
+    specification = {"TrainingImage": "r/sagemaker-xgboost:1.7-1", "TrainingInputMode": "File"}
+    objective = {"Type": "Minimize", "MetricName": "validation:rmse"}
+    await runs.create(
+        most=1,
+        parallel=1,
+        config={"HyperParameterTuningJobObjective": objective},
+        TrainingJobDefinition=definition_of(AlgorithmSpecification=specification),
+    )
+    (name,) = await runs.open_names()
+    job = await plane.job(name)
+    assert job.request["AlgorithmSpecification"] == specification
+    assert "validation:rmse" in [item["name"] for item in job.plan["metric_definitions"]]
+    told = [(await plane.describe(name)), (await runs.describe())["TrainingJobDefinition"]]
+    for one in told:
+        assert "validation:rmse" in [item["Name"] for item in one["AlgorithmSpecification"]["MetricDefinitions"]]
 
 
 async def test_tags_that_are_added_later_are_set_on_later_trials(plane, runs):
