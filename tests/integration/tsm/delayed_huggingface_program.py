@@ -1,6 +1,7 @@
 """Models of transformers whose initialisation is delayed: functions `test_...()` that `torch_programs` runs."""
 
 import torch
+from accelerate import init_empty_weights
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -14,6 +15,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from clary.train.parallel.fsdp.delayed import DelayedParamIniter
 from clary.train.parallel.memory.checkpointing import set_activation_checkpointing
 from clary.train.parallel.memory.delayed import delay_param_initialization, materialize
 
@@ -70,3 +72,28 @@ def test_gpt_neox():
 def test_t5():
     configuration = T5Config(num_layers=2, d_model=64, d_ff=128, num_heads=4, d_kv=16, vocab_size=500)
     assert_as_eager(T5ForConditionalGeneration, configuration)
+
+
+def test_models_that_accelerate_made_keep_their_ties():
+    for kind, configuration in (
+        (GPT2LMHeadModel, GPT2Config(n_layer=2, n_embd=64, n_head=4, **TOKENS)),
+        (LlamaForCausalLM, LlamaConfig(**SIZES, **TOKENS, tie_word_embeddings=True)),
+        (LlamaForCausalLM, LlamaConfig(**SIZES, **TOKENS, tie_word_embeddings=False)),
+        (
+            T5ForConditionalGeneration,
+            T5Config(num_layers=2, d_model=64, d_ff=128, num_heads=4, d_kv=16, vocab_size=500),
+        ),
+    ):
+        expected = {name for name, _ in kind(configuration).named_parameters()}
+        with init_empty_weights():
+            model = kind(configuration)
+        assert all(parameter.is_meta for parameter in model.parameters())
+        initer = DelayedParamIniter(model)
+        with initer.validate_params_and_buffers_inited():
+            for module in model.modules():
+                initer.get_param_init_fn()(module)
+            initer.get_post_param_init_fn()(model)
+        assert {name for name, _ in model.named_parameters()} == expected, kind
+        is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        assert is_tied == configuration.tie_word_embeddings, kind
+        assert all(torch.isfinite(parameter).all() for parameter in model.parameters()), kind

@@ -2,9 +2,10 @@
 
 [Note: patches] Scripts import the classes before they call `init`, so the classes themselves are patched, which also
 changes their subclasses; `remove` restores everything. Some patched functions are private:
-`_init_utils._init_param_handle_from_params`, which FSDP calls after a unit's parameters got their values and before it
-flattens them, and the functions in `slice_groups.ADDITIONS`. They exist in torch 2.6 to 2.13; `check` raises an error
-if one of them is missing.
+`_init_utils._move_module_to_device`, which FSDP calls after a unit's parameters got their values and before it lists,
+synchronises and flattens them, the functions in `_MATERIALISE`, which give parameters on the meta device memory and
+would break ties, and those in `slice_groups.ADDITIONS`. They exist in torch 2.6 to 2.13; `check` raises an error if one
+of them is missing.
 
 [Note: CPUs] With `sync_module_states`, FSDP refuses parameters on the CPU, since NCCL cannot send them. Without a GPU
 the backend can send them, so the patch removes that check.
@@ -31,10 +32,12 @@ from clary.train.parallel.fsdp.checkpoint.slice_folders import folder_additions
 from clary.train.parallel.fsdp.experts.wrapping import expert_wrapping
 from clary.train.parallel.fsdp.gradient_norm import clip_gradients
 from clary.train.parallel.fsdp.state import state
+from clary.train.parallel.fsdp.ties import keeping_ties
 
 PostInit = Callable[[torch.nn.Module], None]
 
-_FLATTEN = "_init_param_handle_from_params"
+_MOVE = "_move_module_to_device"
+_MATERIALISE = ("_materialize_with_param_init_fn", "_materialize_meta_module")
 _SYNC_CHECK = "_check_module_states_for_sync_module_states"
 _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 _post_param_init_fn: ContextVar[PostInit | None] = ContextVar("clary_post_param_init_fn", default=None)
@@ -47,10 +50,11 @@ def check() -> None:
 
     Raises: RuntimeError naming a missing function.
     """
-    if not callable(getattr(_init_utils, _FLATTEN, None)):
-        raise RuntimeError(
-            f"torch.sagemaker: FSDP of torch {torch.__version__} has no {_FLATTEN}; torch 2.6 to 2.13 have it"
-        )
+    for name in (_MOVE, *_MATERIALISE):
+        if not callable(getattr(_init_utils, name, None)):
+            raise RuntimeError(
+                f"torch.sagemaker: FSDP of torch {torch.__version__} has no {name}; torch 2.6 to 2.13 have it"
+            )
     slice_groups.check()
 
 
@@ -61,7 +65,9 @@ def install() -> None:
     fsdp = FullyShardedDataParallel
     _replace(fsdp, "__init__", _constructor(fsdp.__init__))
     _replace(FullStateDictConfig, "__init__", _config_constructor(FullStateDictConfig.__init__))
-    _replace(_init_utils, _FLATTEN, _flattening(getattr(_init_utils, _FLATTEN)))
+    _replace(_init_utils, _MOVE, _moving(getattr(_init_utils, _MOVE)))
+    for name in _MATERIALISE:
+        _replace(_init_utils, name, _materialising(getattr(_init_utils, name)))
     if hasattr(_init_utils, _SYNC_CHECK) and not torch.cuda.is_available():
         _replace(_init_utils, _SYNC_CHECK, lambda _: None)  # see [Note: CPUs]
     for name, addition in state_additions().items():
@@ -187,15 +193,24 @@ def _shard_by_degree(arguments: dict[str, Any]) -> None:
     arguments["process_group"] = groups
 
 
-def _flattening(original: Any) -> Any:
+def _moving(original: Any) -> Any:
     @functools.wraps(original)
-    def flatten(fsdp_state: Any, params: Any, fully_sharded_module: torch.nn.Module, *rest: Any, **named: Any) -> Any:
+    def move(module: torch.nn.Module, *rest: Any, **named: Any) -> Any:
         after = _post_param_init_fn.get()
         if after is not None:
-            after(fully_sharded_module)
-        return original(fsdp_state, params, fully_sharded_module, *rest, **named)
+            after(module)
+        return original(module, *rest, **named)
 
-    return flatten
+    return move
+
+
+def _materialising(original: Any) -> Any:
+    @functools.wraps(original)
+    def materialise(root_module: torch.nn.Module, *rest: Any, **named: Any) -> Any:
+        with keeping_ties(root_module):
+            return original(root_module, *rest, **named)
+
+    return materialise
 
 
 def _config_constructor(original: Any) -> Any:

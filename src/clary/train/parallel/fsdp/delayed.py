@@ -5,7 +5,10 @@ one initialises each module's own parameters, the other checks a unit before it 
 than one whole unit. Ranks that start from the same seed draw the same values, whatever their shards; only for experts
 that are modules do ranks draw different values.
 
-[Note: ties] A parameter that two modules share is created once and assigned to both, which FSDP does not do.
+[Note: ties] Models that `init_empty_weights` of accelerate made have lost their ties (see `ties`), so the constructor
+calls `tie_weights` of a model on the meta device. A parameter that several modules share is then created once and
+assigned to all, which FSDP does not do, also if `init_method_using_config` replaces it. The function after the
+initialisation of a unit ties again what another `param_init_fn` separated, and calls `tie_weights` of the unit.
 [Note: slices] A parameter that `transform` has cut is drawn whole and then cut: ranks of a tensor group that start from
 the same seed hold slices of the values that one rank would have drawn. So a rank briefly holds the whole parameters of
 one module.
@@ -31,16 +34,23 @@ from torch import nn
 from clary.train.parallel.fsdp.cuts import Cut, cut_of
 from clary.train.parallel.fsdp.experts.layer import drawing_apart
 from clary.train.parallel.fsdp.gradient_norm import axis_group
+from clary.train.parallel.fsdp.modules import default_device, is_unset, unset
+from clary.train.parallel.fsdp.ties import Place, put, tie_weights, tied_places
 
 _RESETS = ("reset_parameters", "_reset_parameters")
 _ROPES = ("rope_init_fn", "compute_default_rope_parameters")
+
+
+class NotInitialisedError(AssertionError, RuntimeError):
+    """Parameters or buffers have no values; an AssertionError, as the developer guide documents."""
 
 
 class DelayedParamIniter:
     """Initialises parameters that have no memory yet.
 
     Args:
-        model: a model with parameters on the meta device, after `transform` and before FSDP wraps it.
+        model: a model with parameters on the meta device, after `transform` and before FSDP wraps it. Its `tie_weights`
+            is called.
         init_method_using_config: initialises one module's own parameters, in place, as `_init_weights` of Hugging Face
             models does. None uses the model's `_init_weights` if it has one, otherwise each module's
             `reset_parameters`.
@@ -57,35 +67,40 @@ class DelayedParamIniter:
         self.verbose = verbose
         self._initialise = init_method_using_config or getattr(model, "_init_weights", None)
         self._names = {module: name or "the model" for name, module in model.named_modules()}
-        self._places: dict[int, list[tuple[nn.Module, str]]] = {}
-        for module in model.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is not None and parameter.is_meta:
-                    self._places.setdefault(id(parameter), []).append((module, name))
-        # Kept alive, since an id may be reused once its parameter is freed.
-        self._kept = [parameter for parameter in model.parameters() if parameter.is_meta]
-        self._wanting: set[str] = set()  # names of tensors with memory but without values
+        if any(parameter.is_meta for parameter in model.parameters()):
+            tie_weights(model)  # see [Note: ties]
+        self._ties = tied_places(model)
+        self._tied = {place: places for places in self._ties for place in places}
+        self._wanting: dict[str, Place] = {}  # tensors with memory but without values, by name
 
-    def count_num_params(self) -> int:
-        """Return the number of elements of all parameters; a shared parameter counts once."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
+    def count_num_params(self, module: nn.Module | None = None, *args: nn.Parameter) -> int:
+        """Return the number of elements of parameters; a shared parameter counts once.
+
+        Args:
+            module: the module whose parameters are counted; None is the model.
+            args: parameters that are counted too.
+        """
+        counted = [*(self.model if module is None else module).parameters(), *args]
+        return sum({id(parameter): parameter.numel() for parameter in counted}.values())
 
     def get_param_init_fn(self) -> Callable[[nn.Module], None]:
         """Return the function for FSDP's `param_init_fn`; it initialises one module, without its children."""
         return self._initialise_module
 
     def get_post_param_init_fn(self) -> Callable[[nn.Module], None]:
-        """Return the function for FSDP's `post_param_init_fn`; it checks that one unit is initialised.
+        """Return the function for FSDP's `post_param_init_fn`; it ties a unit's weights and checks their values.
 
-        The function raises RuntimeError naming a parameter or buffer without values.
+        It calls `tie_weights` of the unit, if there is one. It raises NotInitialisedError, an AssertionError and a
+        RuntimeError, naming parameters or buffers without values.
         """
-        return self._look_over
+        return self._finish
 
     @contextmanager
     def validate_params_and_buffers_inited(self, enabled: bool = True) -> Iterator[None]:
         """Check at the end of a block that the whole model is initialised.
 
-        Raises: RuntimeError naming parameters and buffers that have no values.
+        Raises: NotInitialisedError, an AssertionError and a RuntimeError, naming parameters and buffers that have no
+            values.
         """
         yield
         if enabled:
@@ -97,7 +112,7 @@ class DelayedParamIniter:
             return
         if self.verbose:
             print(f"tsm: initialising {self._names.get(module, type(module).__name__)}", flush=True)
-        device = _device()
+        device = default_device()
         buffers = {name: one for name, one in module._buffers.items() if one is not None and one.is_meta}
         slices = {}  # see [Note: slices]
         for name, parameter in list(module._parameters.items()):
@@ -106,7 +121,7 @@ class DelayedParamIniter:
                 if slice_ is not None:
                     slices[name] = slice_
         for name, buffer in buffers.items():
-            module._buffers[name] = torch.full_like(buffer, _unset(buffer.dtype), device=device)
+            module._buffers[name] = torch.full_like(buffer, unset(buffer.dtype), device=device)
         given = {name: one for name, one in [*module._parameters.items(), *module._buffers.items()] if one is not None}
         versions = {name: one._version for name, one in given.items()}
         # Ranks draw equal values for a parameter that is cut afterwards, but different values for experts that lie
@@ -119,8 +134,13 @@ class DelayedParamIniter:
         owner = self._names.get(module, type(module).__name__)
         for name, one in given.items():
             now = getattr(module, name, None)
-            if now is one and now is not None and now._version == versions[name] and _is_unset(now):
-                self._wanting.add(f"{owner}.{name}")
+            if not isinstance(now, torch.Tensor) or now.is_meta:
+                continue
+            is_left = now._version == versions[name] if now is one else now.is_floating_point()
+            if is_left and is_unset(now):
+                self._wanting[f"{owner}.{name}"] = module, name
+            if isinstance(now, nn.Parameter) and now is not one:
+                put(now, self._places(module, name))
         for name, (meta, cut) in slices.items():
             group = axis_group(cut.axis)
             own = cut.of(module._parameters[name], dist.get_rank(group), dist.get_world_size(group))
@@ -134,15 +154,17 @@ class DelayedParamIniter:
         if cut is not None and not cut.parts:
             cut = None
         shape = parameter.shape if cut is None else cut.whole_shape(parameter.shape)
-        unset = torch.full(shape, _unset(parameter.dtype), dtype=parameter.dtype, device=device)
-        self._put(module, name, parameter, unset)
+        whole = torch.full(shape, unset(parameter.dtype), dtype=parameter.dtype, device=device)
+        self._put(module, name, parameter, whole)
         return None if cut is None else (parameter, cut)
 
     def _put(self, module: nn.Module, name: str, meta: nn.Parameter, values: torch.Tensor) -> None:
         real = nn.Parameter(values, meta.requires_grad)
         real.__dict__.update(meta.__dict__)
-        for place, own_name in self._places.get(id(meta), [(module, name)]):  # see [Note: ties]
-            place._parameters[own_name] = real
+        put(real, self._places(module, name))
+
+    def _places(self, module: nn.Module, name: str) -> list[Place]:
+        return self._tied.get((module, name), [(module, name)])  # see [Note: ties]
 
     def _call(self, module: nn.Module) -> None:
         if self._initialise is not None:
@@ -159,10 +181,34 @@ class DelayedParamIniter:
                 "init_method_using_config"
             )
 
+    def _finish(self, unit: nn.Module) -> None:
+        inside = set(unit.modules())
+        for places in self._ties:
+            if all(module in inside for module, _ in places):
+                self._tie(places)
+        tie_weights(unit)
+        for owner, (module, name) in list(self._wanting.items()):
+            parameter = module._parameters.get(name)
+            if module in inside and parameter is not None and not parameter.is_meta and not is_unset(parameter):
+                del self._wanting[owner]  # it has the values of the parameter to which it was tied
+        self._look_over(unit)
+
+    def _tie(self, places: list[Place]) -> None:
+        held = [module._parameters.get(name) for module, name in places]  # None in a unit that FSDP has flattened
+        shared = held[0]
+        if any(one is None for one in held) and any(one is not None for one in held):
+            names = " and ".join(f"{self._names.get(module, '')}.{name}" for module, name in places)
+            raise ValueError(
+                f"delayed initialisation: {names} are tied and lie in different units of FSDP, which would train them "
+                "apart: choose an auto_wrap_policy that leaves them in one unit"
+            )
+        if shared is not None:
+            put(shared, places)
+
     def _look_over(self, module: nn.Module) -> None:
         without = [name for name, one in [*module.named_parameters(), *module.named_buffers()] if one.is_meta]
         if without or self._wanting:
-            raise RuntimeError(
+            raise NotInitialisedError(
                 f"delayed initialisation: {', '.join(sorted([*without, *self._wanting]))} has no values: define "
                 "a reset_parameters or reset_buffers that sets it in the module that owns it, or make the buffer "
                 'outside torch.device("meta")'
@@ -176,7 +222,7 @@ def _fill_buffers(module: nn.Module) -> None:
     if callable(getattr(module, "reset_running_stats", None)):
         module.reset_running_stats()
     frequencies = module._buffers.get("inv_freq")
-    if frequencies is None or not hasattr(module, "config") or not _is_unset(frequencies):
+    if frequencies is None or not hasattr(module, "config") or not is_unset(frequencies):
         return  # `_init_weights` of transformers 5 computes them
     for name in _ROPES:
         compute = getattr(module, name, None)
@@ -192,23 +238,5 @@ def _fill_buffers(module: nn.Module) -> None:
 def _fill_norm(module: nn.Module) -> None:
     """Set the weight of an RMSNorm, which `_init_weights` of older Hugging Face models leaves out."""
     weight = module._parameters.get("weight")
-    if weight is not None and type(module).__name__.endswith("RMSNorm") and _is_unset(weight):
+    if weight is not None and type(module).__name__.endswith("RMSNorm") and is_unset(weight):
         weight.fill_(1)
-
-
-def _device() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def _unset(dtype: torch.dtype) -> float | int | bool:
-    """Return the value that marks memory of a dtype as not initialised."""
-    if dtype.is_floating_point or dtype.is_complex:
-        return float("nan")
-    return False if dtype is torch.bool else int(torch.iinfo(dtype).max)
-
-
-def _is_unset(tensor: torch.Tensor) -> bool:
-    if tensor.numel() == 0:
-        return False
-    unset = _unset(tensor.dtype)
-    return bool((tensor.isnan() if unset != unset else tensor == unset).all())  # only NaN differs from itself

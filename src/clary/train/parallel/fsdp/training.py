@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -15,6 +16,7 @@ from clary.train.parallel.fsdp.gradient_norm import clip_gradients
 from clary.train.parallel.fsdp.layers.cutting import cut_layers, name_classes
 from clary.train.parallel.fsdp.mistakes import check_weights, note_transformed
 from clary.train.parallel.fsdp.state import is_initialized, state
+from clary.train.parallel.fsdp.ties import adopt_ties, tie_weights, ties_of
 from clary.train.parallel.tensor.collectives import TensorGroup
 
 
@@ -29,14 +31,16 @@ def transform(
     """Cut a Hugging Face model by the configured degrees, in place; return it on `device` and in `dtype`.
 
     Models built like Llama, Mistral, Mixtral and GPT-NeoX are supported. Their layers also become instances of
-    `TransformerLayer`, even with degrees of 1. Every rank calls it.
+    `TransformerLayer`, even with degrees of 1. Weights that lost their ties on the meta device are tied again. Every
+    rank calls it.
 
     Args:
         device: ignored if a parameter is on the meta device.
         config: a MoEConfig, or a dict of its fields.
         load_state_dict_from_rank0: whether rank 0 sends its weights to its tensor or expert group; FSDP with
             `sync_module_states=True` sends them to the other groups, whose parameters may be on the meta device until
-            then. If False, each rank cuts its own model, which ranks must make from the same seed or the same files.
+            then. Weights are tied as on rank 0. If False, each rank cuts its own model, which ranks must make from the
+            same seed or the same files.
         cp_comm_type: "p2p" or "all_gather".
 
     Raises:
@@ -51,6 +55,7 @@ def transform(
     if cp_comm_type not in ("p2p", "all_gather"):
         raise ValueError(f"tsm.transform: cp_comm_type is {cp_comm_type!r}; expected p2p or all_gather")
     before = list(model.parameters())
+    _tie(model, from_rank0=load_state_dict_from_rank0)
     for group in (state.tp_process_group, state.ep_process_group):
         if group is not None and not load_state_dict_from_rank0:
             check_weights(model, group)
@@ -70,6 +75,16 @@ def transform(
     if any(parameter.is_meta for parameter in model.parameters()):
         device = None
     return model if device is None and dtype is None else model.to(device=device, dtype=dtype)
+
+
+def _tie(model: nn.Module, *, from_rank0: bool) -> None:
+    """Tie the weights of a model on the meta device, and with `from_rank0` those of all ranks as on rank 0."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        tie_weights(model)
+    if from_rank0:
+        told = [ties_of(model)]
+        dist.broadcast_object_list(told)
+        adopt_ties(model, told[0])
 
 
 def _spread_experts(model: nn.Module, config: Any, *, is_sent: bool) -> None:

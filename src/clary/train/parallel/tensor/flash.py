@@ -50,6 +50,40 @@ def attend(
     )
 
 
+def mask_of_scores(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
+    """Return a mask for `attend` with four dimensions, or None, from a mask as scripts and models give it.
+
+    Args:
+        mask: None; a mask for `attend`, of which two dimensions are [S, P] as for torch's scaled_dot_product_attention;
+            or a mask of padding [B, P] of integers or booleans, 0 for keys that are hidden, as tokenizers make it.
+        query: [B, H, S, D]; `key` is [B, G, P, D].
+
+    Raises: ValueError for a mask that does not fit, or fits as mask of scores and as mask of padding.
+    """
+    if mask is None:
+        return None
+    shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    of_padding, of_scores = (shape[0], shape[3]), (shape[2], shape[3])
+    is_bool = mask.dtype == torch.bool
+    if mask.shape == of_padding and not mask.is_floating_point():
+        if is_bool and of_padding == of_scores and shape[0] > 1:
+            raise ValueError(
+                f"attn_mask of shape {tuple(mask.shape)} may hide keys of each row or of each query: give it four "
+                "dimensions, mask[:, None, None, :] for padding, or mask[None, None] for queries and keys"
+            )
+        return (mask != 0)[:, None, None, :]
+    fits = mask.dim() <= len(shape) and all(
+        own in (1, length) for own, length in zip(reversed(mask.shape), reversed(shape), strict=False)
+    )
+    if not fits or not (is_bool or mask.is_floating_point()):
+        raise ValueError(
+            f"attn_mask has shape {tuple(mask.shape)} and dtype {mask.dtype}; expected a tensor that broadcasts to the "
+            f"scores {shape}, of floats that are added or of booleans that are True for visible keys, or a tensor "
+            f"{of_padding} of integers that are 0 for padding"
+        )
+    return mask[(None,) * (len(shape) - mask.dim())]
+
+
 def alibi_slopes(num_heads: int, bias_max: float) -> torch.Tensor:
     """Return every head's slope of scores over distance, [H]: a geometric sequence down to 2^-bias_max.
 
@@ -101,7 +135,9 @@ def _merge_masks(
     if mask is not None:
         if mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, least)
-        merged = mask.clamp(min=least).to(query.dtype)
+        merged = mask.to(query.dtype).clamp(
+            min=least
+        )  # in this order: the lowest value may not exist in the mask's dtype
     if bias is not None:
         merged = (merged + bias.to(query.dtype)).clamp(min=least)
     if is_causal or window is not None:

@@ -1,8 +1,9 @@
 """Attention layers over queries, keys and values with any order of dimensions, for `smp.nn` and `tsm.nn`.
 
 [Note: layouts] A layout names the dimensions of each tensor, as "b h s d" does: b rows, h heads, s positions, d
-channels. A tensor that packs several tensors has one more dimension, which the layout may name by their number, as in
-"b s 3 h d"; otherwise it is the only dimension of that length.
+channels. A tensor that packs several tensors either has one more dimension, which the layout may name by their number,
+as in "b s 3 h d", and which otherwise is the only dimension of that length; or it has the layout's four dimensions, and
+the heads of the first tensor precede those of the next: 3 * h heads are those of queries, then keys, then values.
 Source: SageMaker developer guide, "SageMaker model parallel library v2 reference", `torch.sagemaker.nn.attn`.
 """
 
@@ -15,7 +16,7 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from clary.train.parallel.tensor.flash import ALIBI_BIAS_MAX, alibi_bias, alibi_slopes, attend
+from clary.train.parallel.tensor.flash import ALIBI_BIAS_MAX, alibi_bias, alibi_slopes, attend, mask_of_scores
 
 Heads: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...] | list[torch.Tensor]
 
@@ -123,15 +124,18 @@ class FlashGroupedQueryAttention(FlashLayer):
         causal: bool = False,
         cast_dtype: torch.dtype | None = None,
         layout: str = "b s h d",
+        attn_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return [b, h, s, d], h the heads of queries.
 
         Args:
             kv: two tensors, or one that packs them; see [Note: layouts].
+            causal: whether later positions are masked, in addition to `attn_mask`.
             cast_dtype: as in `FlashSelfAttention.forward`.
+            attn_mask: mask of scores, or mask of padding [b, s of keys]; see `flash.mask_of_scores`.
 
-        Raises: ValueError for an invalid layout, or if the number of query heads is not a multiple of the number of key
-            heads.
+        Raises: ValueError for an invalid layout, for a mask that does not fit, or if the number of query heads is not a
+            multiple of the number of key heads.
         """
         plain = " ".join(name for name in layout.split() if not name.isdigit())
         (query,) = heads_of((q,), 1, plain, cast_dtype)
@@ -140,7 +144,7 @@ class FlashGroupedQueryAttention(FlashLayer):
             raise ValueError(
                 f"{query.shape[1]} heads of queries are not a multiple of {key.shape[1]} heads of keys and values"
             )
-        return self.attend((query, key, value), None, is_causal=causal)
+        return self.attend((query, key, value), mask_of_scores(attn_mask, query, key), is_causal=causal)
 
 
 class FlashAttentionLayer(FlashLayer):
@@ -208,7 +212,15 @@ def heads_of(given: Heads, number: int, layout: str, dtype: torch.dtype | None) 
     plain = [name for name in names if name != str(number)]
     if sorted(plain) != sorted("bhsd"):
         raise ValueError(f'layout is {layout!r}; expected b, h, s and d in some order, such as "b h s d"')
-    if is_packed:
+    if is_packed and tensors[0].dim() == len(names) == len(plain):
+        heads = tensors[0].shape[plain.index("h")]
+        if heads % number:
+            raise ValueError(
+                f"a tensor of shape {tuple(tensors[0].shape)} in layout {layout!r} has {heads} heads; expected a "
+                f"multiple of {number}, the heads of {number} tensors one after the other, or {number} separate tensors"
+            )
+        tensors = list(tensors[0].chunk(number, plain.index("h")))
+    elif is_packed:
         whole = tensors[0]
         at = names.index(str(number)) if str(number) in names else _only_dimension(whole, number, layout)
         if whole.dim() != len(plain) + 1 or whole.shape[at] != number:

@@ -89,6 +89,70 @@ def test_grouped_queries():
     close(attention(query, (key, value), causal=True, layout="b h s d"), expected)
 
 
+def test_packed_heads_in_four_dimensions():
+    query, key, value = heads(3)
+    expected = written_out(query, key, value, causal=True)
+    attention = FlashSelfAttention()
+    close(attention(torch.cat((query, key, value), 1), causal=True), expected)
+    moved = torch.cat([one.transpose(1, 2) for one in (query, key, value)], 2)
+    close(attention(moved, causal=True, layout="b s h d"), expected)
+    grouped = FlashGroupedQueryAttention()
+    close(grouped(query.transpose(1, 2), moved[:, :, _HEADS:], causal=True), expected)
+    key, value = heads(2, count=2)
+    expected = written_out(query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), causal=True)
+    close(grouped(query, torch.cat((key, value), 1), causal=True, layout="b h s d"), expected)
+    refused(lambda: attention(query), ValueError, "has 4 heads; expected a multiple of 3")
+    refused(lambda: attention(query, layout="b 3 h s d"), ValueError, "does not pack 3")
+
+
+def test_grouped_queries_with_masks():
+    (query,), (key, value) = heads(1), heads(2, count=2)
+    repeated = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
+    attention = FlashGroupedQueryAttention()
+
+    def found(mask, *, causal=True):
+        return attention(query, (key, value), attn_mask=mask, causal=causal, layout="b h s d")
+
+    close(found(None), written_out(query, *repeated, causal=True))
+    visible = torch.ones(_ROWS, _POSITIONS, dtype=torch.int64)
+    visible[1, 3:] = 0
+    hidden = torch.zeros(_ROWS, 1, 1, _POSITIONS).masked_fill(visible[:, None, None, :] == 0, -math.inf)
+    expected = written_out(query, *repeated, causal=True, bias=hidden)
+    for mask in (visible, visible.bool(), visible.bool()[:, None, None, :], hidden):
+        close(found(mask), expected)
+    added = torch.randn(_POSITIONS, _POSITIONS)
+    for mask in (added, added[None, None], added.expand(_ROWS, 1, -1, -1)):
+        close(found(mask, causal=False), written_out(query, *repeated, causal=False, bias=added))
+    half = attention(query, (key, value), attn_mask=hidden.half(), causal=True, layout="b h s d")
+    close(half, expected)
+    lowest = hidden.clamp(min=torch.finfo(torch.float32).min)
+    low = attention(query, (key, value), attn_mask=lowest, causal=True, cast_dtype=torch.bfloat16, layout="b h s d")
+    torch.testing.assert_close(low.float(), expected, rtol=0.1, atol=0.1)
+
+
+def test_masks_that_do_not_fit_are_refused():
+    query, key, value = heads(3)
+    attention = FlashGroupedQueryAttention()
+    for mask in (
+        torch.zeros(_POSITIONS, _POSITIONS, dtype=torch.int64),
+        torch.zeros(_ROWS, _POSITIONS),
+        torch.zeros(_ROWS, 1, _POSITIONS, _POSITIONS + 1),
+        torch.zeros(1, _ROWS, 1, _POSITIONS, _POSITIONS),
+    ):
+        refused(
+            lambda mask=mask: attention(query, (key, value), attn_mask=mask, layout="b h s d"),
+            ValueError,
+            f"attn_mask has shape {tuple(mask.shape)}",
+        )
+    square = [torch.randn(3, 4, 3, 8) for _ in range(3)]
+    mask = torch.ones(3, 3, dtype=torch.bool)
+    refused(
+        lambda: attention(square[0], square[1:], attn_mask=mask, layout="b h s d"),
+        ValueError,
+        "give it four dimensions",
+    )
+
+
 def test_attention_refuses_invalid_arguments():
     three = heads(3)
     refused(lambda: FlashSelfAttention()(three, layout="b h s"), ValueError, "layout is 'b h s'")
@@ -113,6 +177,10 @@ def test_llama_attention_with_its_own_positions_and_those_of_the_model():
     close(own[0], given[0])
     mask = torch.full((_POSITIONS, _POSITIONS), -1e9).triu(1)[None, None]
     close(attention(hidden, attention_mask=mask)[0], own[0])
+    padding = torch.ones(_ROWS, _POSITIONS, dtype=torch.int64)
+    close(attention(hidden, attention_mask=padding)[0], own[0])
+    padding[:, -1] = 0  # hides no key from the positions before it
+    close(attention(hidden, attention_mask=padding)[0][:, :-1], own[0][:, :-1])
     later = attention(torch.cat((hidden[:, :-1], torch.zeros(_ROWS, 1, 32)), 1))[0]
     close(later[:, :-1], own[0][:, :-1])
     for name in ("past_key_value", "past_key_values", "cache"):

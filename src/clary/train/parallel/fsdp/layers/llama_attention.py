@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from clary.train.parallel.caches import given_cache
-from clary.train.parallel.tensor.flash import attend
+from clary.train.parallel.tensor.flash import attend, mask_of_scores
 from clary.train.parallel.tensor.rotary import Rotary
 
 _BASE = 10000.0  # default base of rotary wavelengths
@@ -55,11 +55,13 @@ class LlamaFlashAttention(nn.Module):
         """Return hidden states [b, s, c], then None for each further result that the decoder layer unpacks.
 
         Args:
-            attention_mask: None for causal attention; else a mask that is added to the scores instead, [b, 1, s, s].
+            attention_mask: None or a mask of padding [b, s] for causal attention; else a mask that replaces the causal
+                one, [b, 1, s, s]: floats that are added to the scores, or booleans that are True for visible keys.
             position_embeddings: cosines and sines [b, s, d], as newer versions of transformers pass; if None, they are
                 computed from `position_ids`, and a third result is returned.
 
-        Raises: ValueError for features that are not supported: caches, attention probabilities, scaled positions.
+        Raises: ValueError for a mask that does not fit, or features that are not supported: caches, attention
+            probabilities, scaled positions.
         """
         if past_key_value is not None or given_cache(others) is not None or output_attentions:
             raise ValueError(
@@ -72,12 +74,13 @@ class LlamaFlashAttention(nn.Module):
             matrix(hidden_states).view(shape).transpose(1, 2) for matrix in (self.q_proj, self.k_proj, self.v_proj)
         )
         query, key = self._turned(query, key, position_ids, position_embeddings)
+        mask = mask_of_scores(attention_mask, query, key)
         found = attend(
             query,
             key,
             value,
-            mask=attention_mask,
-            is_causal=attention_mask is None,
+            mask=mask,
+            is_causal=mask is None or mask.shape[2] == 1,  # such a mask hides the same keys from all queries
             scale=self.head_dim**-0.5,
             dropout_prob=self.attention_dropout if self.training else 0.0,
         )
