@@ -41,7 +41,7 @@ class Service:
 
 
 class NoRehearsals:
-    """Rehearsals of a service that has none."""
+    """Rehearsals of a service without any."""
 
     async def interrupt(self) -> None:
         """Do nothing."""

@@ -191,7 +191,7 @@ def read_environment(pid: int, deadline: float | None = None) -> bytes:
 
 
 def has_variable(pid: int, name: str, value: str, deadline: float | None = None) -> bool:
-    """Whether a process was started with this variable; see [Note: marks] for what may hide it.
+    """Whether a process was started with this variable; [Note: marks] names its limits.
 
     Args:
         pid: of the process.
@@ -204,7 +204,13 @@ def has_variable(pid: int, name: str, value: str, deadline: float | None = None)
 
 
 def read_variable(pid: int, name: str, deadline: float | None = None) -> str | None:
-    """Return the value of a variable with which a process was started; None if it had none of this name."""
+    """Return the value of a variable with which a process was started; None if it was started without it.
+
+    Args:
+        pid: of the process.
+        name: of the variable.
+        deadline: as for `read_arguments`.
+    """
     value = find_variable(read_environment(pid, deadline), name)
     return None if value is None else value.decode(errors="replace")
 

@@ -101,7 +101,7 @@ def test_an_environment_of_hundreds_of_megabytes_is_read_in_part():
 
 
 def test_the_last_variable_of_the_largest_environment_that_the_kernel_starts_is_found():
-    """A process that changed nothing is found whatever its environment."""
+    """A process that changed nothing is found, also with the largest environment."""
     unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     if resource.getrlimit(resource.RLIMIT_STACK)[1] != resource.RLIM_INFINITY:
         pytest.skip("the limit of the stack, on which variables depend, cannot be raised here")

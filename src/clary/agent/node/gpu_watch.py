@@ -37,7 +37,7 @@ class GpuWatch:
 
     @property
     def uuids(self) -> tuple[str, ...]:
-        """The GPUs of the last answer; none before the first, and after a query that the driver refused."""
+        """The GPUs of the last answer; empty before the first answer, and after a query that the driver refused."""
         return self._uuids
 
     @property

@@ -66,7 +66,7 @@ def machine_digest() -> str:
 
 
 def gpu_uuids() -> tuple[str, ...]:
-    """Return the UUIDs of the GPUs from the driver; none if it does not answer."""
+    """Return the UUIDs of the GPUs from the driver; empty if it does not answer."""
     try:
         done = run_limited(GPU_COMMAND, limit_s=PROGRAM_TIMEOUT_S)
     except (OSError, RunTooLong):

@@ -37,10 +37,10 @@ from clary.control.objects.front_answers import (
     relay,
     whole,
 )
-from clary.control.objects.hidden_markers import HiddenMarkers
 from clary.control.objects.incoming_body import IncomingBody
 from clary.control.objects.outgoing_bodies import Outgoing, choose_body, content_length, look_at_deleted_keys
-from clary.control.objects.permit import Permit
+from clary.control.objects.permits.hidden_markers import HiddenMarkers
+from clary.control.objects.permits.permit import Permit
 from clary.control.objects.s3_request import S3Request
 from clary.control.objects.store_link import StoreLink
 from clary.control.permissions.grants import Grants

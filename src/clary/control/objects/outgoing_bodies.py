@@ -19,7 +19,7 @@ from clary.control.objects.authentication import Caller
 from clary.control.objects.encryption import Encryption
 from clary.control.objects.front_answers import without_framing
 from clary.control.objects.incoming_body import IncomingBody
-from clary.control.objects.permit import Permit
+from clary.control.objects.permits.permit import Permit
 
 SMALL_BODY_BYTES = 64 * 1024  # largest body that is verified before it is sent, in one piece
 MAX_LENGTH_DIGITS = 18  # digits of a Content-Length

@@ -1,6 +1,6 @@
 """S3 requests that a job's key may make: one table with the grants that each kind of request needs.
 
-Where: `objects.permit` calls `decide` as soon as caller and request are known, before the body is read; for
+Where: `objects.permits.permit` calls `decide` as soon as caller and request are known, before the body is read; for
 DeleteObjects it calls `decide` again with the keys. Requests outside of the table are refused. Pure.
 Source: Amazon S3 API reference, "Actions"; names of actions as IAM has them.
 

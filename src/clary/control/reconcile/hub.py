@@ -128,7 +128,7 @@ class JobHub:
         return self._active.get(name) or self._waiting.get(name)
 
     def job_of_key(self, access_key_id: str) -> TrainingJob | None:
-        """Return the job to whose present attempt a key belongs; None if there is none, or if the attempt has ended."""
+        """Return the job to whose present attempt a key belongs; None for an unknown key, or if the attempt has ended."""
         for job in self._active.values():
             plan = job.plan
             if plan is not None and plan["job_endpoint"]["credentials"]["access_key_id"] == access_key_id:
@@ -307,5 +307,5 @@ class JobHub:
 
 
 def _standing(job: TrainingJob) -> tuple[int, TrainingJobStatus, bool]:
-    """Return what decides where a job belongs; cheap to compare, unlike whole records."""
+    """Return the facts that decide where a job belongs; unlike whole records, they are cheap to compare."""
     return job.attempt, job.status, job.is_released

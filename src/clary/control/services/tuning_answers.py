@@ -69,7 +69,7 @@ def describe_tuning_job(
 
 
 def _told_request(request: TuningRequest) -> dict[str, Any]:
-    """Return the request's members for the answer, and those that the SDK's `HyperparameterTuner.attach` reads.
+    """Return the request's members for the answer, and further ones, which the SDK's `HyperparameterTuner.attach` reads.
 
     These are the hyperparameter that the service adds, the metrics of an image that has its own, a ResourceConfig,
     which is present even if the request describes its hosts in other members, all lists of ranges, and documented
@@ -114,7 +114,7 @@ def _told_config(request: TuningRequest) -> dict[str, Any]:
 
 
 def _told_metrics(definition: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the member with the metrics of the image if it names none; nothing if it is absent."""
+    """Return the member, with the metrics of the image if it names no others; empty if the member is absent."""
     specification = definition.get("AlgorithmSpecification")
     return {} if specification is None else {"AlgorithmSpecification": with_metrics(specification)}
 

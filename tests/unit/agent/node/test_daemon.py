@@ -1,4 +1,4 @@
-"""The rounds of the daemon: it goes on asking the service whatever its machine refuses."""
+"""The rounds of the daemon: it goes on asking the service when its machine refuses something."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Processes of a lease are ended, whatever other processes of the box show as their environment."""
+"""Processes of a lease are ended, also beside processes that show a huge environment."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Metrics that an image reports itself, so that requests with it define none. Pure.
+"""Metrics that an image reports itself, so that requests with it need no definitions. Pure.
 
 Where: `jobs.job_request` gives them to hosts, `tuning.validation` accepts them as objectives, the answers of Describe
 contain them, as those of the real service do. Definitions of a request replace them.
@@ -36,7 +36,7 @@ def definitions_of(specification: Mapping[str, Any]) -> list[Mapping[str, str]]:
 
 
 def with_metrics(specification: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of an AlgorithmSpecification with the metric definitions of its image if it has none itself."""
+    """Return a copy of an AlgorithmSpecification; without own metric definitions it gets those of its image."""
     definitions = definitions_of(specification)
     return {**specification, "MetricDefinitions": definitions} if definitions else dict(specification)
 

@@ -1,4 +1,4 @@
-"""Processes of a job are found by their mark, whatever other processes show as their environment."""
+"""Processes of a job are found by their mark, also beside processes that show a huge environment."""
 
 import subprocess
 

@@ -27,7 +27,13 @@ class HiddenMarkers:
         self._cipher = Fernet(base64.urlsafe_b64encode(digest))
 
     def hide(self, bucket: str, prefix: str, marker: str) -> str:
-        """Return a marker as a text that only `reveal` can read; its length is about 1.4 times that of the marker."""
+        """Return a marker as a text that only `reveal` can read; its length is about 1.4 times that of the marker.
+
+        Args:
+            bucket: of the listing.
+            prefix: of the listing.
+            marker: key behind which the listing goes on.
+        """
         return _BEGIN + self._cipher.encrypt(_SEPARATOR.join((bucket, prefix, marker)).encode()).decode("ascii")
 
     def reveal(self, bucket: str, prefix: str, text: str) -> str | None:

@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote_plus
 
 from clary.base.errors import WireError
 from clary.control.objects import s3_request
-from clary.control.objects.hidden_markers import HiddenMarkers
+from clary.control.objects.permits.hidden_markers import HiddenMarkers
 from clary.control.objects.s3_request import S3Request
 from clary.control.permissions import s3_rules
 from clary.control.permissions.grants import Grants, S3Asked
