@@ -128,7 +128,7 @@ class JobHub:
         return self._active.get(name) or self._waiting.get(name)
 
     def job_of_key(self, access_key_id: str) -> TrainingJob | None:
-        """Return the job to whose present attempt a key belongs; None for an unknown key, or if the attempt has ended."""
+        """Return the job to whose present attempt a key belongs; None for an unknown key or an ended attempt."""
         for job in self._active.values():
             plan = job.plan
             if plan is not None and plan["job_endpoint"]["credentials"]["access_key_id"] == access_key_id:

@@ -69,7 +69,7 @@ def describe_tuning_job(
 
 
 def _told_request(request: TuningRequest) -> dict[str, Any]:
-    """Return the request's members for the answer, and further ones, which the SDK's `HyperparameterTuner.attach` reads.
+    """Return the request's members for the answer, and further ones that the SDK's `HyperparameterTuner.attach` reads.
 
     These are the hyperparameter that the service adds, the metrics of an image that has its own, a ResourceConfig,
     which is present even if the request describes its hosts in other members, all lists of ranges, and documented
