@@ -263,31 +263,42 @@ def _remove_ended(hosts: str) -> None:
     for name in os.listdir(hosts):
         folder = os.path.join(hosts, name)
         try:
-            with open(os.path.join(folder, "owner"), encoding="ascii") as file:
-                pid, started, boot = file.read().split()
-        except (OSError, ValueError):
-            # Another boot may be creating this folder right now.
-            if time.time() - os.lstat(folder).st_mtime < REQUEST_TIMEOUT_S:
+            if not _has_ended(folder):
                 continue
-            pid, started, boot = "0", "", ""
-        if boot != _boot_id() or _start_time(int(pid)) != started:
-            shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # too many open files, for example: this says nothing about the host, which may live
+            continue
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _has_ended(folder: str) -> bool:
+    """Whether the process that made a host's folder has ended. Raises: OSError if this cannot be found out now."""
+    try:
+        with open(os.path.join(folder, "owner"), encoding="ascii") as file:
+            pid, started, boot = file.read().split()
+        return boot != _boot_id() or _start_time(int(pid)) != started
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        # Another boot may be creating this folder right now.
+        return time.time() - os.lstat(folder).st_mtime >= REQUEST_TIMEOUT_S
 
 
 def _boot_id() -> str:
+    """Return the id of this boot of the machine. Raises: OSError if it cannot be read at the moment."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
-    except OSError:
+    except (FileNotFoundError, PermissionError):
         return "unknown"
 
 
 def _start_time(pid: int) -> str:
-    """Return the start of a process in ticks since the machine's start; empty if it has ended."""
+    """Return the start of a process in ticks since the machine's start; empty if it has ended.
+
+    Raises: OSError if this cannot be read at the moment.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[19].decode()
-    except (OSError, IndexError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError, IndexError):
         return ""
 
 

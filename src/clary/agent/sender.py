@@ -14,6 +14,7 @@ agent had not sent are lost, except log lines, which are on disk.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -103,6 +104,7 @@ class Sender(Worker):
         timeout_s: float,
         *,
         outlasts_outages: bool = False,
+        most_s: float = math.inf,
         is_vain: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Wait until items below a number are acknowledged or dropped; return whether they are.
@@ -112,15 +114,19 @@ class Sender(Worker):
             timeout_s: longest wait.
             outlasts_outages: if true, `timeout_s` limits the time without progress instead of the whole wait, and time
                 in which the service is unreachable does not count.
+            most_s: longest wait, whatever the progress; time in which the service is unreachable does not count.
             is_vain: called several times per second; True ends the wait.
         """
-        self._moved_at_s = began_s = time.monotonic()
+        self._moved_at_s = began_s = looked_s = time.monotonic()
         with self._changed:
             while self._source.first < end and not self.has_ended and not is_vain():
                 now_s = time.monotonic()
                 if self._is_away:
                     self._moved_at_s = now_s
+                    most_s += now_s - looked_s
+                looked_s = now_s
                 left_s = (self._moved_at_s if outlasts_outages else began_s) + timeout_s - now_s
+                left_s = min(left_s, began_s + most_s - now_s)
                 if left_s <= 0:
                     break
                 self._changed.wait(min(left_s, _VAIN_LOOK_S))

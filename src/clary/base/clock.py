@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
+from clary.base.passing_errors import is_passing
+
 
 class Clock(Protocol):
     """A source of time; tests pass a fake one."""
@@ -40,10 +42,15 @@ class SystemClock:
 
 @cache
 def boot_id() -> str:
-    """Return the id of this boot of the machine; empty if the kernel does not give one."""
+    """Return the id of this boot of the machine; empty if the kernel does not give one.
+
+    Raises: OSError if it cannot be read at the moment: with another id, all that runs would count as ended.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
+    except OSError as error:
+        if is_passing(error):
+            raise
         return ""
 
 

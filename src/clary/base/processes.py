@@ -15,6 +15,7 @@ fs/binfmt_elf.c (`create_elf_tables`) for the moment after exec in which argumen
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -242,5 +243,7 @@ def _arguments(pid: int, deadline: float) -> bytes:
 def _read(pid: int, name: str, max_bytes: int) -> bytes:
     try:
         return read_at_most(f"/proc/{pid}/{name}", max_bytes)
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # says nothing about the process, as in `read_entry`
+            raise
         return b""

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from clary.base.errors import ContractError, Fault
+from clary.base.passing_errors import is_passing
 from clary.base.plain import from_plain
 from clary.base.processes import ProcessId
 from clary.base.whole_files import replace_durably
@@ -185,10 +186,15 @@ class StateFolder:
         return self.root / "tls"
 
     def read_engine(self) -> str:
-        """Return the engine of the last service; `local` if the folder records no engine."""
+        """Return the engine of the last service; `local` if the folder records no engine.
+
+        Raises: ContractError if the machine refuses to read the record at the moment.
+        """
         try:
             return self.engine_path.read_text(encoding="ascii").strip() or LOCAL_ENGINE
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if is_passing(error):
+                raise ContractError(f"{self.engine_path}: can not be read now: {error}; try again") from error
             return LOCAL_ENGINE
 
     def write_engine(self, name: str) -> None:

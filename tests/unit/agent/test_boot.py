@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import http.client
 import io
@@ -105,6 +106,23 @@ def test_a_hosts_folder_is_private_and_folders_of_ended_hosts_are_removed(tmp_pa
     assert first.exists()
     assert fresh.exists()
     assert not left.exists()
+
+
+@pytest.mark.parametrize("refused", ["owner", "boot_id", "stat"])
+def test_the_folder_of_a_living_host_stays_if_the_machine_has_too_many_open_files(tmp_path, monkeypatch, refused):
+    living = Path(boot._own_folder(str(tmp_path), TAG, 0))
+    real = open
+
+    def refuse(path, *arguments, **options):
+        if str(path).endswith(f"/{refused}"):
+            raise OSError(errno.ENFILE, "Too many open files in system")
+        return real(path, *arguments, **options)
+
+    os.utime(living, (0, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", refuse)
+        boot._remove_ended(str(living.parent))
+    assert living.exists()
 
 
 def test_a_folder_that_others_could_write_is_refused(tmp_path):

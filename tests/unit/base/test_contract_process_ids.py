@@ -1,5 +1,6 @@
 """A process is identified by pid and start time instead of its name, and is signalled only if both still match."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -8,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clary.base.processes import ProcessId, read_entry, read_process_list
+from clary.base import processes
+from clary.base.processes import ProcessId, has_variable, read_entry, read_process_list
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(300)"
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEPER
@@ -88,3 +90,13 @@ def test_a_process_name_that_is_no_text_does_no_harm(child):
     assert identity is not None
     assert identity.is_alive()
     assert read_process_list()[process.pid].parent == os.getpid()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_too_many_open_files_do_not_make_a_process_a_stranger(monkeypatch, number):
+    def refuse(path, max_bytes):
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(processes, "read_at_most", refuse)
+    with pytest.raises(OSError, match="oo many open files"):
+        has_variable(os.getpid(), "HOME", "/root")

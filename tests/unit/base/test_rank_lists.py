@@ -1,10 +1,12 @@
 """Lists of ranks as short texts, and back."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clary.base.rank_lists import MAX_RANKS, rank_text, ranks_of
+from clary.base.rank_lists import MAX_RANKS, rank_text, ranks_of, spans_of
 
 
 @pytest.mark.parametrize(
@@ -33,3 +35,10 @@ def test_ranks_survive_conversion_to_text_and_back(ranks):
 @pytest.mark.parametrize("text", ["x", "1-", "-1", "1,,2", "0-7:", "5:2", "1 2", "99999999999", f"0-{MAX_RANKS + 5}"])
 def test_texts_of_another_form_name_no_ranks(text):
     assert ranks_of(text) == ()
+
+
+def test_large_spans_are_neither_written_nor_read_rank_by_rank():
+    began_s = time.process_time()
+    for first in range(20_000):
+        assert spans_of(rank_text(range(first, first + 60_000))) == (range(first, first + 60_000),)
+    assert time.process_time() - began_s < 5

@@ -31,7 +31,7 @@ from clary.contract.collective_records import (
 )
 from clary.train._native.interface import Dtype, Kind
 
-WORLD = GroupFacts("0", "gloo", 4, 1, (0, 1, 2, 3))
+WORLD = GroupFacts("0", "gloo", 4, 1, range(4))
 
 
 def row(number, **changes):
@@ -68,7 +68,7 @@ def test_written_rows_are_read_newest_first():
 def test_ranks_of_groups_survive_writing_and_reading(ranks):
     facts = GroupFacts("g", "nccl", len(ranks), 0, ranks)
     (group,) = read(file_of((facts, [], 1))).groups
-    assert group.facts.ranks == ranks
+    assert tuple(group.facts.ranks) == ranks
 
 
 def test_ranks_that_are_too_many_and_not_evenly_spaced_are_not_known():

@@ -1,8 +1,10 @@
 """The state folder: its access rights, its record of a service, and keys that are stable and differ between folders."""
 
+import errno
 import json
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -148,3 +150,17 @@ def test_each_attempt_has_its_own_stable_keys(folder):
         secrets.secret_access_key,
     }
     assert len(values) == 8
+
+
+def test_the_engine_of_the_last_service_is_never_guessed_while_its_record_cannot_be_read(folder, monkeypatch):
+    assert folder.read_engine() == "local"
+    folder.write_engine("slurm")
+
+    def refuse(path, **_options):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", refuse)
+        with pytest.raises(ContractError, match="run/engine: can not be read now"):
+            folder.read_engine()
+    assert folder.read_engine() == "slurm"

@@ -8,7 +8,9 @@ the service, so that the program waits for neither.
 
 from __future__ import annotations
 
+import math
 import shutil
+import time
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
@@ -22,8 +24,7 @@ from clary.agent.training.progress_watch import ProgressWatch
 from clary.base.clock import Clock
 from clary.contract.agent_protocol import Clue
 from clary.contract.launch_plan import LaunchPlan
-
-FLUSH_LIMIT_S = 30.0  # for writing an ended program's last output to the disk
+from clary.contract.stop_limits import LAST_OUTPUT_S
 
 
 class HostLog:
@@ -115,11 +116,16 @@ class HostLog:
         self._flush()
         return self._intake.clues()
 
-    def drain(self, timeout_s: float, *, give_up: Callable[[], bool]) -> None:
-        """Wait until the service has stored all lines so far, as `LogShipper.drain`."""
+    def drain(self, timeout_s: float, *, give_up: Callable[[], bool], most_s: float = math.inf) -> None:
+        """Wait until the service has stored all lines so far.
+
+        Args: as `LogShipper.drain`.
+        """
         self._flush()
-        if not self._shipper.drain(timeout_s, give_up=give_up) and not give_up():
-            self._on_note(f"the service did not take the last log lines of this host within {timeout_s:g} s")
+        began_s = time.monotonic()
+        if not self._shipper.drain(timeout_s, give_up=give_up, most_s=most_s) and not give_up():
+            took_s = time.monotonic() - began_s
+            self._on_note(f"the service did not take the last log lines of this host within {took_s:.0f} s")
 
     def close(self, timeout_s: float) -> bool:
         """End the threads and remove the spool; return whether the threads ended in time."""
@@ -130,10 +136,10 @@ class HostLog:
         return has_flushed and has_stopped
 
     def _flush(self) -> None:
-        """Wait until the intake has received the buffer's content, for `FLUSH_LIMIT_S` at most."""
-        if not self._buffer.flush(0.0 if self._is_hung else FLUSH_LIMIT_S) and not self._is_hung:
+        """Wait until the intake has received the buffer's content, for `LAST_OUTPUT_S` at most."""
+        if not self._buffer.flush(0.0 if self._is_hung else LAST_OUTPUT_S) and not self._is_hung:
             self._is_hung = True  # the end of the job waits only once for a hanging disk, not for each call
-            self._on_note(f"the disk of this host did not take the last output within {FLUSH_LIMIT_S:g} s")
+            self._on_note(f"the disk of this host did not take the last output within {LAST_OUTPUT_S:g} s")
 
     def _warn(self, sentence: str) -> None:
         self._intake.say(sentence)

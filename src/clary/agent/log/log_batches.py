@@ -6,6 +6,7 @@ processor time as storing costs the service; without this overlap, agent and ser
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from clary.contract.agent_protocol import LogBatch
 BATCH_LINES = 16_384
 BATCH_BYTES = 1024 * 1024  # text per batch; its JSON, at most six times as large, is below the service's limit
 FLOOD_BYTES = BATCH_BYTES // 2  # a batch of this size is probably followed by another
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,9 @@ class LogBatches:
         metrics: finds metric values in the lines; closed by `close`.
         encode: encodes a batch for sending.
 
+    Numbers are the spool's. The log's numbers are lower once the service has lost lines that it had acknowledged and
+    that the spool no longer has: one line takes the place of the lost ones (`LogSpool.close_gap`).
+
     Attributes:
         first: number of the first line that the service does not have; it decreases if the service has lost lines that
             it had acknowledged.
@@ -53,7 +59,12 @@ class LogBatches:
         self._ahead: Future[ReadyBatch] | None = None
         self._ahead_sequence = 0  # first line of the prepared batch
         self._taken: ReadyBatch | None = None  # returned again until it is acknowledged
+        self._fallen = 0
         self.first = 0
+
+    def in_spool(self, log_sequence: int) -> int:
+        """Return the spool's number for a number of the log."""
+        return log_sequence + self._fallen
 
     def acknowledge(self, end: int) -> None:
         """Record that the service has all lines below a number and needs the lines from that number on."""
@@ -69,7 +80,7 @@ class LogBatches:
             return self._taken
         if self._spool.end_sequence <= self.first:
             return None
-        self._taken = ready = self._take_ahead(self.first) or self._make(self.first)
+        self._taken = ready = self._take_ahead(self.first) or self._make(self._close_gap(self.first))
         if len(ready.body) >= FLOOD_BYTES and self._spool.end_sequence > ready.end_sequence:
             self._ahead_sequence = ready.end_sequence
             self._ahead = self._maker.submit(self._make, ready.end_sequence)
@@ -92,6 +103,20 @@ class LogBatches:
             raise error
         return ahead.result()
 
+    def _close_gap(self, first_sequence: int) -> int:
+        """Return the number from which on the spool can be read: lower only after lines that are lost for good."""
+        oldest = self._spool.oldest_sequence
+        if first_sequence >= oldest:
+            return first_sequence
+        logger.warning(
+            "the service has lost the lines of the log from %d on; the lines before %d are no longer here",
+            first_sequence - self._fallen,
+            oldest - self._fallen,
+        )
+        self._fallen += self._spool.close_gap(first_sequence)
+        self.first = oldest - 1
+        return self.first
+
     def _make(self, first_sequence: int) -> ReadyBatch:
         blocks = self._spool.read(first_sequence, max_lines=BATCH_LINES, max_bytes=BATCH_BYTES)
         if not blocks:  # an empty batch would be sent again and again without a pause
@@ -99,5 +124,5 @@ class LogBatches:
                 f"the spool of this host holds lines {first_sequence} to {self._spool.end_sequence - 1}, but gives back"
                 " none of them; were its files removed?"
             )
-        batch = LogBatch(first_sequence=first_sequence, blocks=tuple(self._metrics.find(blocks)))
-        return ReadyBatch(first_sequence, batch.end_sequence, self._encode(batch))
+        batch = LogBatch(first_sequence=first_sequence - self._fallen, blocks=tuple(self._metrics.find(blocks)))
+        return ReadyBatch(first_sequence, self.in_spool(batch.end_sequence), self._encode(batch))

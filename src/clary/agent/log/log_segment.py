@@ -85,6 +85,19 @@ class Segment:
             raise AgentError(f"{self.path}: expected {size_bytes} bytes of log lines, the disk gives back fewer")
         return blocks, offset + used
 
+    def rename(self, path: Path) -> None:
+        """Rename the file; if the disk refuses, it loses its name, and is missing for a reader after the agent's death.
+
+        It must not keep its old name, which a later segment may get.
+        """
+        if self._descriptor is not None:
+            try:
+                self.path.rename(path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self.path.unlink()
+        self.path = path
+
     def remove(self) -> None:
         """Close and delete the file."""
         if self._descriptor is not None:

@@ -6,6 +6,7 @@ Where: `host_log` starts it, and ends it after all lines are delivered; see `sen
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -71,14 +72,16 @@ class LogShipper(Sender):
         self._on_problem = on_problem
         self._next_tick_s = time.monotonic() + TICK_S
 
-    def drain(self, timeout_s: float, *, give_up: Callable[[], bool] = lambda: False) -> bool:
+    def drain(self, timeout_s: float, *, give_up: Callable[[], bool] = lambda: False, most_s: float = math.inf) -> bool:
         """Wait until every line appended so far is stored; return whether all are.
 
         Args:
             timeout_s: longest time without progress while the service answers.
             give_up: called several times per second; True ends the wait.
+            most_s: longest time, with progress, while the service answers.
         """
-        return self.wait_sent(self._spool.end_sequence, timeout_s, outlasts_outages=True, is_vain=give_up)
+        end = self._spool.end_sequence
+        return self.wait_sent(end, timeout_s, outlasts_outages=True, most_s=most_s, is_vain=give_up)
 
     def abort(self) -> None:
         """Send no further batch; return at once."""
@@ -104,7 +107,7 @@ class LogShipper(Sender):
             return None
 
         def send() -> int:
-            wanted = self._service.send_logs(batch.body).next_sequence
+            wanted = self._batches.in_spool(self._service.send_logs(batch.body).next_sequence)
             if wanted > batch.end_sequence:
                 raise AgentError(
                     f"the service says that lines below {wanted} are stored, but only {batch.end_sequence} were sent;"

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clary.agent.log.log_loss import LogLoss
+from clary.agent.log.log_loss import OWN_PREFIX, LogLoss
 from clary.agent.log.log_segment import Segment
 from clary.base.clock import Clock, SystemClock
 from clary.base.errors import AgentError
@@ -36,6 +36,9 @@ OWN_BYTES = 1024 * 1024  # extra room for the agent's own lines above the limit
 MEMORY_BYTES = 4 * 1024 * 1024  # room for lines in memory while the disk accepts no lines
 OWN_MEMORY_BYTES = 256 * 1024  # extra room in memory for the agent's own lines
 MEMORY_SEGMENT_BYTES = 256 * 1024  # lines in memory are removed in pieces of this size
+_SERVICE_LOSS = (
+    OWN_PREFIX + "{} lines were lost here: the service had stored them, lost them, and this host has no copy"
+)
 
 
 @dataclass
@@ -76,6 +79,7 @@ class LogSpool:
         self._changed = threading.Condition()
         self._segments: list[Segment] = []
         self._end_sequence = 0
+        self._fallen = 0  # by how much the log's numbers are lower, because the service has lost lines
         self._held_bytes = 0
         self._max_memory_bytes = memory_bytes
         self._memory_bytes = 0  # bytes of the lines held in memory
@@ -91,6 +95,12 @@ class LogSpool:
     def end_sequence(self) -> int:
         """Number of the next line; all lower numbers have been appended."""
         return self._end_sequence
+
+    @property
+    def oldest_sequence(self) -> int:
+        """Number of the oldest line that can be read; `end_sequence` without any."""
+        with self._changed:
+            return self._segments[0].first_sequence if self._segments else self._end_sequence
 
     @property
     def num_lost(self) -> int:
@@ -155,7 +165,7 @@ class LogSpool:
             max_lines: limit on lines; a larger block is split.
             max_bytes: limit on text; a block is not split for it.
 
-        Raises: AgentError for a removed number, or if the disk returns fewer bytes than were written.
+        Raises: AgentError for a removed number (see `close_gap`), or if the disk returns fewer bytes than were written.
         """
         if first_sequence != self._cursor.sequence:
             self._cursor = _Cursor(sequence=first_sequence)
@@ -174,6 +184,29 @@ class LogSpool:
             self._cursor.sequence += block.num_lines
             max_lines -= block.num_lines
         return blocks
+
+    def close_gap(self, first_sequence: int) -> int:
+        """Prepare the reading from number `first_sequence` on, although the service has lost lines that it had stored.
+
+        If lines from that number on were removed here, one line before the oldest line that is left names their count.
+        The log continues with that line: all numbers from there on are lower in the log than in this spool, and the
+        files are renamed to the log's numbers, which the service reads if this agent dies.
+
+        Returns: by how much the numbers of the log have fallen; 0 if each line is still here, or only one was removed.
+        """
+        with self._changed:
+            oldest = self._segments[0].first_sequence if self._segments else self._end_sequence
+            num_lost = oldest - first_sequence
+            if num_lost <= 0:
+                return 0
+            self._fallen += num_lost - 1
+            for segment in self._segments:  # in rising order, so that no file takes the name of another
+                segment.rename(self._path_of(segment.first_sequence))
+            block = pack_block(_SERVICE_LOSS.format(num_lost).encode(), at_ms=self._last_at_ms, rank=None)
+            self._segments.insert(0, self._mark(oldest - 1, block))
+            self._held_bytes += len(block)
+            self._cursor = _Cursor(sequence=oldest - 1)
+            return num_lost - 1
 
     def let_go(self, next_sequence: int) -> None:
         """Remove files with only lines below `next_sequence`; the last file only if it is full."""
@@ -254,8 +287,27 @@ class LogSpool:
             self._segments.append(Segment(self._next_path(), None, first_sequence=self._end_sequence))
         return self._segments[-1]
 
+    def _mark(self, sequence: int, block: bytes) -> Segment:
+        """Return a segment of one line that begins before all others; in memory if the disk refuses it."""
+        path = self._path_of(sequence)
+        try:
+            segment = Segment.create(path, first_sequence=sequence)
+            try:
+                segment.append(block, 1)
+            except OSError:
+                segment.remove()
+                raise
+        except OSError:
+            segment = Segment(path, None, first_sequence=sequence)
+            segment.append(block, 1)
+            self._memory_bytes += len(block)
+        return segment
+
     def _next_path(self) -> Path:
-        return self._folder / segment_name(self._end_sequence)
+        return self._path_of(self._end_sequence)
+
+    def _path_of(self, sequence: int) -> Path:
+        return self._folder / segment_name(sequence - self._fallen)
 
     def _remove(self, segment: Segment) -> None:
         self._held_bytes -= segment.size_bytes

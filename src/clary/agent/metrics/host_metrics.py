@@ -29,8 +29,7 @@ from clary.contract.agent_protocol import GpuError, HostPhase
 from clary.contract.launch_plan import Isolation, LaunchPlan
 from clary.contract.step_records import FOLDER as STEPS_FOLDER
 
-LAST_ROWS_S = 1.0  # longest wait for the last rows at a program's end
-UPLOAD_ROWS_S = 0.3  # longest such wait after an upload, whose rows matter less
+UPLOAD_ROWS_S = 0.3  # longest wait for rows after an upload, which matter less than those after the program's end
 _JOIN_S = 5.0
 _NUMBER_OF_PHASE = {phase: float(number) for number, phase in enumerate(HostPhase)}
 

@@ -7,6 +7,7 @@ Where: `installation` fills it, `daemon` and `keeper` use it. Only its owner may
     node.log                            the daemon's output
     lock                                locked by the running daemon, contains its process
     leases/LEASE/...                    see `lease_files`
+    set-aside/LEASE/...                 leases whose records are damaged
     boots/DIGEST.py                     boot programs from the service
     scratch/                            folder for hosts, unless the box has another folder for them
 """
@@ -76,6 +77,11 @@ class BoxFolder:
     def leases(self) -> Path:
         """Folders of leases."""
         return self.root / "leases"
+
+    @property
+    def set_aside(self) -> Path:
+        """Folders of leases whose records are damaged."""
+        return self.root / "set-aside"
 
     @property
     def boots(self) -> Path:

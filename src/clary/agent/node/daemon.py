@@ -40,6 +40,7 @@ from clary.contract.box_protocol import BOOT_PATH, LEASES_PATH, POLL_WAIT_S, Box
 
 EXIT_HELD = 3  # another daemon has locked the folder
 GONE = 410
+LOAD_PAUSE_S = 1.0  # between attempts to read the leases while the machine refuses
 MOVING_S = 0.05  # between checks while leases start or end
 MOVING_ASK_S = 2.0  # between requests meanwhile: a lease may hang in the kernel for hours, and the box must be heard
 FIRST_GPUS_S = 5.0  # for the first answer of the driver: the silence since the last daemon goes on meanwhile
@@ -121,7 +122,10 @@ class Daemon:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # hangup of the session that installed the daemon
         self._clear_out()
         adopt_orphans()
-        self._table.load()
+        while not self._try(self._table.load):  # a lease that is not known yet would be reported as gone
+            self._rest(LOAD_PAUSE_S)
+            if self._leaves:
+                return
         say(f"daemon {self._digest[:12]} of {self._config.name} asks {self._config.url}")
         self._gpus.await_first(FIRST_GPUS_S)
         told: object = None
@@ -187,14 +191,19 @@ class Daemon:
     def _obey(self, orders: BoxOrders) -> None:
         self._try(lambda: self._table.obey(orders.leases))
 
-    def _try(self, act: Callable[[], None]) -> None:
-        """Do a part of a round; the next round repeats one that the machine refuses, for example more open files."""
+    def _try(self, act: Callable[[], None]) -> bool:
+        """Do a part of a round; return whether it is done.
+
+        The next round repeats one that the machine refuses, for example more open files.
+        """
         try:
             act()
         except OSError as error:
             if str(error) != self._refusal:
                 say(f"this machine refuses: {error}; it is tried again")
             self._refusal = str(error)
+            return False
+        return True
 
     def _wait_after(self, trouble: str) -> None:
         """Report a problem once and wait with backoff; the end of a keeper ends the wait."""

@@ -36,7 +36,10 @@ def keep_lease(folder: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return EXIT_KEPT
-    if files.read_keeper() is not None or files.read_record() is None:
+    try:
+        if files.read_keeper() is not None or files.read_record() is None:
+            return EXIT_KEPT
+    except OSError:  # the machine cannot read the record at the moment: the daemon starts a keeper again
         return EXIT_KEPT
     for number in _PASSED_OVER:
         signal.signal(number, _pass_over)  # a handler, because programs would inherit SIG_IGN

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import secrets
 import shutil
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from clary.agent.node.box_folder import make_private, read_json, write_json
 from clary.base.errors import ContractError
+from clary.base.passing_errors import is_passing
 from clary.base.plain import from_plain, to_plain
 from clary.base.processes import ProcessId
 from clary.base.whole_files import replace_durably, sync_folder
@@ -103,12 +105,19 @@ class LeaseFiles:
         return record
 
     def read_record(self) -> LeaseRecord | None:
-        """Return the record; None if it is missing or damaged."""
+        """Return the record; None if it is missing or damaged. Raises: OSError if it cannot be read at the moment."""
         try:
             record = from_plain(LeaseRecord, read_json(self.folder / "record.json"))
-        except (OSError, ContractError):
+        except (OSError, ContractError) as error:
+            if is_passing(error):
+                raise
             return None
         return record if LEASE_ID.fullmatch(record.lease) else None
+
+    @property
+    def has_record(self) -> bool:
+        """Whether there is a record, damaged or not."""
+        return os.path.lexists(self.folder / "record.json")
 
     def write_keeper(self, process: KeptProcess) -> None:
         """Record the keeper. Raises: OSError."""
@@ -145,6 +154,12 @@ class LeaseFiles:
         with contextlib.suppress(OSError):
             (self.folder / "record.json").unlink()  # removed first, because a folder without a record is no lease
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def set_aside(self, place: Path) -> None:
+        """Move the lease's folder to `place`, without its proof. Raises: OSError."""
+        self.proof.unlink(missing_ok=True)
+        make_private(place.parent)
+        self.folder.rename(place)
 
     def _process(self, name: str) -> KeptProcess | None:
         try:

@@ -75,14 +75,22 @@ class LeaseTable:
         self._children: list[subprocess.Popen[bytes]] = []  # keepers to reap
 
     def load(self) -> None:
-        """Load the leases recorded by earlier daemons. Raises: OSError."""
+        """Load the leases recorded by earlier daemons; call it again after an OSError, before any other method.
+
+        A folder without a record is removed; one with a damaged record is moved to `BoxFolder.set_aside`.
+
+        Raises: OSError if the machine cannot read a record at the moment; nothing is removed for this.
+        """
         self._folder.leases.mkdir(mode=0o700, exist_ok=True)
-        for place in self._folder.leases.iterdir():
-            record = LeaseFiles(place).read_record()
-            if record is None or record.lease != place.name:
-                LeaseFiles(place).remove()  # without a record no process was started
-                continue
-            self._records[record.lease] = record
+        for place in list(self._folder.leases.iterdir()):
+            files = LeaseFiles(place)
+            record = files.read_record()
+            if record is not None and record.lease == place.name:
+                self._records[record.lease] = record
+            elif files.has_record:
+                self._set_aside(files)
+            else:
+                files.remove()  # without a record no process was started
 
     def obey(self, orders: Iterable[LeaseOrder]) -> None:
         """Start, signal and end leases as told in the service's answer.
@@ -159,6 +167,15 @@ class LeaseTable:
             time.sleep(0.05)
 
     # One lease
+
+    def _set_aside(self, files: LeaseFiles) -> None:
+        aside = self._folder.set_aside / files.folder.name
+        try:
+            files.set_aside(aside)
+        except OSError as error:
+            say(f"{files.folder}: its record is damaged, and it can not be moved to {aside}: {error}")
+            return
+        say(f"{files.folder}: its record is damaged; it was moved to {aside}")
 
     def _files(self, lease: str) -> LeaseFiles:
         return LeaseFiles(self._folder.leases / lease)

@@ -18,6 +18,7 @@ _MODULES = (
     "base/errors.py",
     "base/kernel_files.py",
     "base/limited_runs.py",
+    "base/passing_errors.py",
     "base/plain.py",
     "base/processes.py",
     "base/string_enum.py",

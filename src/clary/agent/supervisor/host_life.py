@@ -7,19 +7,21 @@ Where: `supervisor` calls it from its single thread with orders and with events 
     DONE --UPLOAD--> UPLOADING   on a host that has staged its share and becomes leader, as the first leader was lost
 
 Both EXITED and DONE can make the job terminal, so each is entered only after the service has stored every log line, or
-after the wait for it was given up.
+after the wait for it was given up. The steps from an order to stop until EXITED have limits (`contract.stop_limits`),
+because the service counts a host as lost that exceeds their sum.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clary.agent.checkpoints.outcomes import Flushed, Listeners
-from clary.agent.metrics.host_metrics import LAST_ROWS_S, UPLOAD_ROWS_S
+from clary.agent.metrics.host_metrics import UPLOAD_ROWS_S
 from clary.agent.supervisor.failures import failure_of, is_expected
 from clary.agent.supervisor.host_health import HostHealth
 from clary.agent.supervisor.last_flush import LastFlush
@@ -43,10 +45,10 @@ from clary.contract.agent_protocol import (
 )
 from clary.contract.gpu_errors import xid_in_words
 from clary.contract.launch_plan import LaunchPlan
+from clary.contract.stop_limits import LAST_FILES_S, LAST_ROWS_S
 
 BEFORE_EXIT = (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
 _JOIN_S = 5.0
-_LAST_FILES_S = 5.0  # for saved tensors of a stopped or failed program, because no upload may follow
 
 logger = logging.getLogger(__name__)
 
@@ -342,8 +344,8 @@ class HostLife:
 
     def _enter_exited(self, **changes: Any) -> None:
         if self._is_stopped or changes.get("failure") or self._board.facts.failure is not None:
-            self.companions.debugging.wait_stored(_LAST_FILES_S, is_vain=self._around.is_vain)
-        self._drain(LAST_ROWS_S)
+            self.companions.debugging.wait_stored(LAST_FILES_S, is_vain=self._around.is_vain)
+        self._drain(LAST_ROWS_S, most_s=self._around.drain_most_s)
         self._board.enter(HostPhase.EXITED, **changes)
 
     def _begin_upload(self, arguments: Mapping[str, Any]) -> None:
@@ -393,10 +395,10 @@ class HostLife:
         self._drain(UPLOAD_ROWS_S)
         self._board.enter(HostPhase.DONE, **changes)
 
-    def _drain(self, last_rows_s: float) -> None:
-        """Wait until log lines are stored; meanwhile send metric rows, for `last_rows_s` at most."""
+    def _drain(self, last_rows_s: float, *, most_s: float = math.inf) -> None:
+        """Wait until log lines are stored, `most_s` at most; meanwhile send metric rows, for `last_rows_s` at most."""
         self.companions.flush(last_rows_s)
-        self._log.drain(self._around.drain_s, give_up=self._around.is_vain)
+        self._log.drain(self._around.drain_s, give_up=self._around.is_vain, most_s=most_s)
         self.companions.wait_flushed()
 
     def _add_notes(self, notes: Sequence[str]) -> None:

@@ -16,9 +16,7 @@ from clary.agent.supervisor.steps import Checkpoints
 from clary.base.errors import Fault
 from clary.contract.agent_protocol import FAILURE_REASON, Failure, ProcessExit
 from clary.contract.launch_plan import LaunchPlan
-
-LEAST_FLUSH_S = 5.0  # minimum even if the program has used up the grace
-FAILURE_FLUSH_S = 30.0  # limit after a failure, which has no grace
+from clary.contract.stop_limits import FAILURE_FLUSH_S, LEAST_FLUSH_S
 
 logger = logging.getLogger(__name__)
 

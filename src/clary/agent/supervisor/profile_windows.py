@@ -2,7 +2,8 @@
 
 Where: `supervisor` forwards the requests in receipts, `program_companions` passes the program. Each request has its own
 thread, until every requested rank has answered, has ended or is late. The program owns the folder: links that replace
-files are not followed (`small_files`).
+files are not followed (`small_files`), and only files of ranks that were started on this host are read. Of a program
+that starts its ranks itself, which nobody here knows, `MAX_UNKNOWN_RANKS` may answer. A rank's trace is sent once.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +28,7 @@ from clary.agent.small_files import names_in, open_regular, read_start, remove, 
 from clary.base.errors import ContractError
 from clary.base.plain import from_plain, to_plain
 from clary.contract.deep_profiles import (
+    MAX_TIMED_STEPS,
     MAX_TRACE_BYTES,
     MAX_WAIT_S,
     MAX_WINDOW_S,
@@ -39,6 +42,9 @@ from clary.contract.deep_profiles import (
 )
 
 FOLDER = (".clary", "profiles")  # below the host's /opt/ml
+MAX_UNKNOWN_RANKS = 256  # of a program that starts its ranks itself; machines have fewer processors for ranks
+_MAX_BOUNDS = 2 * MAX_TIMED_STEPS  # of a window: its beginning, its steps, and steps before it could end
+_RANK_FILE = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.json")
 _POLL_S = 0.25
 _SETTLE_S = 3.0  # time without a new rank after which no more ranks are expected, if the number of ranks is unknown
 _WRITE_S = 120.0  # for the write of a trace, after the longest window
@@ -180,6 +186,9 @@ class ProfileWindows(Companion):
         """Send the states and traces of ranks until all ranks have answered, have ended or are late."""
         told: dict[int, RankProfile] = {}
         expected: set[int] = set()
+        heard: set[int] = set()  # ranks that have answered, if the host's ranks are unknown
+        shipped: dict[int, RankProfile] = {}
+        are_known = False
         settled_s = time.monotonic()
         # Both times are monotonic from here on, because the time of day may change during the wait.
         end_s = _deadline_s(request)
@@ -188,13 +197,18 @@ class ProfileWindows(Companion):
             is_over = self._program_is_over.is_set()
             live = frozenset(self._ranks().values())
             expected |= _asked_of(request, live)
-            found = self._read(request)
+            are_known = are_known or bool(live)
+            if not are_known:
+                heard = self._heard(request, heard)
+            found = self._read(request, expected if are_known else heard)
             if not told.keys() >= found.keys():
                 settled_s = time.monotonic()
             found = self._with_lost(found, expected=expected, live=live, is_over=is_over)
             for rank, profile in found.items():
-                if profile.state is RankState.DONE and told.get(rank) != profile:
-                    found[rank] = self._ship(request, profile)
+                if profile.state is RankState.DONE:
+                    if rank not in shipped:
+                        shipped[rank] = self._ship(request, profile)
+                    found[rank] = shipped[rank]
             is_late = end_s is not None and time.monotonic() > end_s
             if is_late:
                 found = {rank: profile if profile.state.is_over else _late(profile) for rank, profile in found.items()}
@@ -216,21 +230,26 @@ class ProfileWindows(Companion):
                 told = found
             self._program_is_over.wait(_POLL_S)
 
-    def _read(self, request: ProfileRequest) -> dict[int, RankProfile]:
-        """Return rank -> profile written by the rank."""
+    def _heard(self, request: ProfileRequest, before: AbstractSet[int]) -> set[int]:
+        """Return the ranks heard before and other requested ranks that have a file, `MAX_UNKNOWN_RANKS` at most."""
+        names = names_in(self._ml_folder(), (*FOLDER, OUT_FOLDER, str(request.number)))
+        ranks = sorted(int(match[1]) for match in map(_RANK_FILE.fullmatch, names) if match)
+        fresh = [rank for rank in ranks if rank not in before and (not request.ranks or rank in request.ranks)]
+        return {*before, *fresh[: MAX_UNKNOWN_RANKS - len(before)]}
+
+    def _read(self, request: ProfileRequest, ranks: AbstractSet[int]) -> dict[int, RankProfile]:
+        """Return rank -> profile written by the rank, for those of `ranks` that have written one."""
         parts = (*FOLDER, OUT_FOLDER, str(request.number))
         found = {}
-        for name in names_in(self._ml_folder(), parts):
-            if not (name.startswith("rank-") and name.endswith(".json")):
-                continue
-            text = read_start(self._ml_folder(), (*parts, name), max_bytes=_MAX_STATE_BYTES)
+        for rank in sorted(ranks):
+            text = read_start(self._ml_folder(), (*parts, f"rank-{rank}.json"), max_bytes=_MAX_STATE_BYTES)
             try:
                 profile = from_plain(RankProfile, json.loads(text or b""))
             except (ValueError, RecursionError, ContractError):
                 continue  # the program may write any content
-            if profile.rank >= 0 and name == f"rank-{profile.rank}.json":
-                found[profile.rank] = profile
-        return dict(sorted(found.items()))
+            if profile.rank == rank and len(profile.bounds_ns) <= _MAX_BOUNDS:
+                found[rank] = profile
+        return found
 
     def _with_lost(
         self, found: Mapping[int, RankProfile], *, expected: AbstractSet[int], live: AbstractSet[int], is_over: bool
@@ -263,7 +282,10 @@ class ProfileWindows(Companion):
                 piece = file.read(PIECE_BYTES)
                 is_last = offset + len(piece) >= size or not piece
                 number, rank, send = request.number, profile.rank, self._receiver.send_trace
-                self._send(partial(send, piece, number=number, rank=rank, offset=offset, is_last=is_last))
+                try:
+                    self._send(partial(send, piece, number=number, rank=rank, offset=offset, is_last=is_last))
+                except ServiceRefused as refusal:
+                    return replace(profile, state=RankState.FAILED, words=f"its trace was not taken: {refusal.message}")
                 offset += len(piece)
                 if is_last:
                     break

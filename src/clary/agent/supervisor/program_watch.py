@@ -18,8 +18,8 @@ from clary.base.errors import ClaryError, Fault
 from clary.base.signal_names import signal_name
 from clary.contract.agent_protocol import Failure, ProcessExit
 from clary.contract.failure_reasons import OUT_OF_MEMORY
+from clary.contract.stop_limits import KILL_TIMEOUT_S
 
-KILL_TIMEOUT_S = 60.0  # from SIGKILL until a process is given up
 _POLL_S = 1.0
 _LIVE_POLL_S = 0.1
 # The SIGTERM that ended a process may come from an engine, whose signal to the host's first process comes moments

@@ -37,6 +37,7 @@ from clary.contract.agent_protocol import (
     ReportReceipt,
 )
 from clary.contract.launch_plan import LaunchPlan
+from clary.contract.stop_limits import LAST_LINES_S, LINES_WITHOUT_PROGRESS_S
 
 SPOOL_FOLDER = "log-spool"  # below the host's folder
 EXIT_RELEASED = 0  # also after the service has reported the end of the attempt
@@ -57,7 +58,8 @@ class Limits:
     orphan_s: float = ORPHAN_TIMEOUT_S  # time without the service until the program is killed
     margin_s: float = NOTICE_MARGIN_S  # before the engine's kill
     after_stop_s: float = AFTER_STOP_S  # after a notice without a kill, from the program's end to the agent's exit
-    drain_s: float = 60.0  # without progress of log lines while the service answers
+    drain_s: float = LINES_WITHOUT_PROGRESS_S  # without progress of log lines while the service answers
+    drain_most_s: float = LAST_LINES_S  # for log lines after the program's end, while the service answers
     last_report_s: float = 2.0
     join_s: float = 6.0  # longer than any request in flight
 
@@ -180,6 +182,7 @@ class Supervisor:
             on_signalled=self._on_signalled,
             is_vain=self._is_vain,
             drain_s=self._limits.drain_s,
+            drain_most_s=self._limits.drain_most_s,
             service=self._service,
             clock=self._clock,
         )

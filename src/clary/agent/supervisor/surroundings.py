@@ -48,6 +48,7 @@ class Surroundings:
             send.
         is_vain: whether waiting for the service is useless.
         drain_s: how long the end of a host waits for log lines that make no progress.
+        drain_most_s: how long the end of a program waits for log lines in all.
         service: receives the data of the program's companions, such as metrics and profiles.
         clock: time of day, for measured values.
     """
@@ -59,5 +60,6 @@ class Surroundings:
     on_signalled: Callable[[], None]
     is_vain: Callable[[], bool]
     drain_s: float
+    drain_most_s: float
     service: Service
     clock: Clock

@@ -20,9 +20,9 @@ from clary.agent.training.training_watch import TrainingReceiver, TrainingWatch
 from clary.base.clock import Clock
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.ml_tree import OPT_ML
+from clary.contract.stop_limits import LAST_VALUES_S
 from clary.contract.training_values import STATUS_TOKEN_FILE, status_token
 
-LAST_VALUES_S = 10.0  # longest time that the end of a program waits for its last values, while the service answers
 _JOIN_S = 5.0
 _CONFIGURATION = "tensorboardoutputconfig"
 _DEFAULT_FOLDER = "output/tensorboard"

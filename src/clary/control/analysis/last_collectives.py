@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from clary.base.rank_lists import rank_text, ranks_of
+from clary.base.rank_lists import rank_text, spans_of
 from clary.contract.stack_dumps import CollectiveCall, CollectiveGroup, HostDump
 
 _HASH_CHARACTERS = 40  # torch names some groups by a digest of their ranks
@@ -120,20 +120,21 @@ class _Table:
         self.key = key
         name, _, size, spans, _ = key
         self.label = f"group {_shown(name)}"
-        members = set(ranks_of(spans)) or (set(range(num_ranks)) if size == num_ranks else set())
+        members = spans_of(spans) or ((range(num_ranks),) if size == num_ranks else ())
         self.entered: dict[int, int] = {}
         self.calls: dict[int, dict[int, CollectiveCall]] = {}
         self.held: dict[int, CollectiveCall] = {}
         for one in ranks:
             group = one.groups.get(key)
-            if one.rank is None or (group is None and not (one.rank in members and one.is_whole)):
+            rank = one.rank
+            if rank is None or (group is None and not (one.is_whole and any(rank in span for span in members))):
                 continue
             calls = group.calls if group is not None else ()
-            self.calls[one.rank] = {call.number: call for call in calls}
-            self.entered[one.rank] = max(self.calls[one.rank], default=0)
+            self.calls[rank] = {call.number: call for call in calls}
+            self.entered[rank] = max(self.calls[rank], default=0)
             held = [call for call in calls if call.is_held]
             if held and one.pid:
-                self.held[one.rank] = held[0]
+                self.held[rank] = held[0]
         self.front = max(self.entered.values(), default=0)
         self.floor = min(self.entered.values(), default=0)
         self.is_compared = not key[-1] and len(self.entered) > 1 and self._fits()

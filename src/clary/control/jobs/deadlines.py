@@ -5,19 +5,19 @@ Where: the reconciler calls `due` on every pass and applies the returned event.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.statuses import SecondaryStatus
+from clary.contract.stop_limits import STOP_ALLOWANCE_S
 from clary.control.jobs import attempts, events, host_orders
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.status_rows import seconds_in, since
 from clary.control.jobs.training_job import EndCause, TrainingJob
 
-# From the end of the grace period to the report that the program has ended: killing takes moments, a core dump longer.
-KILL_ALLOWANCE_S = 60.0
 # From the cut of a link until the service knows it, in addition to the delay of frames: the watch's `CUT_OFF_AFTER_S`,
 # and delays of the watch and of the next pass on a busy machine.
 LINK_NOTICE_S = 2.0 + 3.0
@@ -43,6 +43,7 @@ def due(
     limits: Limits,
     silent_s: Mapping[str, float],
     last_signs: Mapping[str, datetime] | None = None,
+    served_s: float = math.inf,
 ) -> events.Event | None:
     """Return the event that is due, or None.
 
@@ -54,13 +55,14 @@ def due(
             that has just started counts from its own start, because no service received heartbeats before. The seconds
             are measured by a monotonic clock: a change of the wall clock must not lose every host.
         last_signs: host name to the last time when the host certainly worked, used to find the first cause.
+        served_s: seconds for which this service has received requests. An agent could not report while there was none.
     """
     if job.is_terminal:
         return None
     return (
         _stop_due(job, now, limits)
         or _silent_host(job, limits, silent_s, last_signs or {})
-        or _stop_overdue(job, now, limits)
+        or _stop_overdue(job, now, limits, served_s)
         or _upload_due(job, now, limits)
         or _evidence_due(job, now, limits)
     )
@@ -129,12 +131,12 @@ def _silence_limit_s(job: TrainingJob, limits: Limits) -> float:
     return min(limits.host_timeout_s, max(LEAST_SILENCE_S, WITNESSED_SHARE * limits.host_timeout_s))
 
 
-def _stop_overdue(job: TrainingJob, now: datetime, limits: Limits) -> events.Event | None:
+def _stop_overdue(job: TrainingJob, now: datetime, limits: Limits, served_s: float) -> events.Event | None:
     """Return a HostLost event if a living agent does not end its program, so that the job can end."""
     if job.stop_ordered_at is None:
         return None
-    limit_s = limits.stop_grace_s + KILL_ALLOWANCE_S
-    if (now - job.stop_ordered_at).total_seconds() < limit_s:
+    limit_s = limits.stop_grace_s + STOP_ALLOWANCE_S
+    if min((now - job.stop_ordered_at).total_seconds(), served_s) < limit_s:
         return None
     for name, record in job.hosts.items():
         if record.facts.phase.may_run:

@@ -230,7 +230,14 @@ class Reconciler:
             job = await self._hub.apply(job.name, event)
         silent_s = self._gateway.silent_s(job)
         now = self._hub.now_of(job)
-        due = deadlines.due(job, now=now, limits=self._limits, silent_s=silent_s, last_signs=signs)
+        due = deadlines.due(
+            job,
+            now=now,
+            limits=self._limits,
+            silent_s=silent_s,
+            last_signs=signs,
+            served_s=self._gateway.served_s,
+        )
         if isinstance(due, events.NoMoreEvidence):
             log.info("job %s: %s; nothing was noticed in time", job.name, retries.why_wait(job))
         if due is not None:

@@ -71,7 +71,11 @@ def mend_engine(folder: StateFolder, engine: str) -> None:
 
     The next service trusts the file: with another engine it would not find the hosts that jobs hold.
     """
-    if folder.read_engine() != engine:
+    try:
+        is_kept = folder.read_engine() == engine
+    except ClaryError:
+        is_kept = False
+    if not is_kept:
         log.warning("%s was deleted or changed; it is written anew", folder.engine_path)
         folder.engine_path.parent.mkdir(parents=True, exist_ok=True)
         folder.write_engine(engine)

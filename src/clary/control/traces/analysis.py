@@ -22,6 +22,7 @@ from clary.control.traces.trace_file import TraceError, TraceFile
 
 SUMMARY, MERGED = "summary.json", "merged.trace.json.gz"
 _REQUEST = "request.json"
+_TOO_LARGE = "its trace needs more memory than there is for it: ask for fewer steps"
 _NO_KERNELS = "no kernel of its GPU was recorded: another tool may hold the GPU's own profiler (CUPTI)"
 
 
@@ -67,6 +68,8 @@ def analyse(folder: Path) -> dict[str, Any]:
             windows[profile.rank] = (row, trace.bounds[0])
         except (TraceError, ArithmeticError) as error:
             row |= {"state": RankState.FAILED.value, "words": str(error)}
+        except MemoryError:
+            row |= {"state": RankState.FAILED.value, "words": _TOO_LARGE}
     marks = [item.marks for item in read]
     clocks = set_clocks(marks)
     _place_windows(windows, clocks)
@@ -82,8 +85,8 @@ def analyse(folder: Path) -> dict[str, Any]:
         try:
             write_merged(folder / MERGED, sources, facts={"clocks": {**asdict(clocks), "offsets": None}})
             summary["merged"] = MERGED
-        except TraceError as error:
-            errors.append(f"the traces could not be merged: {error}")
+        except (TraceError, MemoryError) as error:
+            errors.append(f"the traces could not be merged: {str(error) or _TOO_LARGE}")
     draft = folder / f".{SUMMARY}.part"
     draft.write_text(json.dumps(summary), encoding="utf-8")
     draft.replace(folder / SUMMARY)

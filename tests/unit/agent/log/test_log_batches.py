@@ -103,6 +103,36 @@ def test_an_error_of_an_unused_batch_is_ignored(batches: LogBatches, encoder: En
     assert numbers(take(batches, 1).body) == [1, 2, 3]
 
 
+def test_lines_follow_a_mark_if_the_service_has_lost_lines_that_are_gone_here(tmp_path: Path) -> None:
+    spool = LogSpool(tmp_path / "other", segment_bytes=1)  # one file for each line
+    for number in range(10):
+        spool.append([f"line {number}"])
+    batches = LogBatches(
+        spool, MetricFinder((), on_note=pytest.fail), encode=lambda batch: json.dumps(to_plain(batch)).encode()
+    )
+    take(batches, 0)
+    batches.acknowledge(8)
+    for _ in range(2):  # it may lose them again
+        batches.acknowledge(batches.in_spool(3))
+        ready = batches.take()
+        assert ready is not None
+        sent = json.loads(ready.body)
+        lines = [line for block in sent["blocks"] for line in block["text"].splitlines()]
+        assert sent["first_sequence"] == 3
+        assert lines[0].startswith("clary: 5 lines were lost here: the service had stored them")
+        assert lines[1:] == ["line 8", "line 9"]
+        assert (ready.first_sequence, ready.end_sequence) == (7, 10)
+    batches.acknowledge(batches.in_spool(6))
+    assert batches.take() is None
+    spool.append(["line 10"])
+    ready = batches.take()
+    assert ready is not None
+    assert json.loads(ready.body)["first_sequence"] == 6
+    assert numbers(ready.body) == [10]
+    batches.close()
+    spool.close()
+
+
 def test_there_is_no_batch_without_lines(batches: LogBatches) -> None:
     batches.acknowledge(10)
     assert batches.take() is None

@@ -9,6 +9,7 @@ import pytest
 from clary.agent.log import log_spool
 from clary.agent.log.log_spool import MEMORY_SEGMENT_BYTES, OWN_MEMORY_BYTES, REFUSAL_S, LogSpool
 from clary.base.errors import AgentError
+from clary.contract.log_blocks import segment_name
 from clary.testing.fake_clock import FakeClock
 
 
@@ -75,6 +76,52 @@ def test_files_are_deleted_when_all_their_lines_are_stored(spool: LogSpool, tmp_
     assert read_all(spool, 200) == ["one more"]
     with pytest.raises(AgentError, match="log line 0 is asked for"):
         spool.read(0, max_lines=1, max_bytes=1)
+
+
+def trimmed(spool: LogSpool) -> int:
+    """Fill a spool with 200 lines, of which the service has stored 150; return the number of its oldest line."""
+    for number in range(200):
+        spool.append([f"line {number}"])
+    spool.read(0, max_lines=200, max_bytes=1 << 20)
+    spool.let_go(150)
+    return spool.oldest_sequence
+
+
+def test_one_line_takes_the_place_of_removed_lines_that_the_service_has_lost(spool: LogSpool, tmp_path: Path) -> None:
+    oldest = trimmed(spool)
+    assert 100 < oldest <= 150
+    assert spool.close_gap(100) == oldest - 101
+    mark, *rest = read_all(spool, oldest - 1)
+    assert mark.startswith(f"clary: {oldest - 100} lines were lost here: the service had stored them")
+    assert rest == [f"line {number}" for number in range(oldest, 200)]
+    spool.append(["later"])
+    assert read_all(spool, 200) == ["later"]
+    names = sorted(path.name for path in (tmp_path / "spool").iterdir())
+    assert names[:2] == [segment_name(100), segment_name(101)]  # the log's numbers, for the reader of a dead agent
+    spool.let_go(201)
+    assert len(list((tmp_path / "spool").iterdir())) == 1
+
+
+def test_no_line_is_marked_as_lost_while_it_is_still_here(spool: LogSpool) -> None:
+    oldest = trimmed(spool)
+    assert spool.close_gap(oldest) == 0
+    assert read_all(spool, oldest)[0] == f"line {oldest}"
+
+
+def test_a_disk_that_refuses_files_does_not_keep_the_lines_after_a_gap(
+    spool: LogSpool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oldest = trimmed(spool)
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(log_spool.Segment, "create", refuse)
+    monkeypatch.setattr(Path, "rename", refuse)
+    spool.close_gap(0)
+    mark, *rest = read_all(spool, oldest - 1)
+    assert mark.startswith(f"clary: {oldest} lines were lost here")
+    assert rest == [f"line {number}" for number in range(oldest, 200)]
 
 
 def test_no_file_is_skipped_when_its_predecessor_is_deleted_during_a_read(spool: LogSpool, tmp_path: Path) -> None:

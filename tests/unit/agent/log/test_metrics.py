@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import pytest
 
+from clary.agent.log import metrics
 from clary.agent.log.metrics import MATCHED_CHARACTERS, MetricFinder
 from clary.contract.agent_protocol import LogBlock
 from clary.contract.launch_plan import MetricDefinition
@@ -95,6 +97,31 @@ def test_a_dead_matching_process_costs_metrics_but_no_line(finder_of, notes: lis
     assert finder.find(lines("v=2")) == lines("v=2")
     assert len(notes) == 1
     assert finder.find(lines("v=3")) == lines("v=3")
+
+
+def test_a_stopped_matching_process_costs_metrics_but_no_line_and_not_the_shipping(
+    finder_of, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finder = finder_of(number=r"v=(\d+)")
+    finder.find(lines("v=1"))
+    os.kill(finder._process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(metrics, "START_LIMIT_S", 0.2)
+    many = lines(*("x" * MATCHED_CHARACTERS for _ in range(100)))  # more than a pipe holds
+    began_s = time.monotonic()
+    shipped = threading.Thread(target=finder.find, args=(many,), daemon=True)
+    shipped.start()
+    shipped.join(20)
+    assert not shipped.is_alive()
+    assert time.monotonic() - began_s < 15
+    assert len(notes) == 1
+    assert "matching process failed" in notes[0]
+    assert finder.find(lines("v=3")) == lines("v=3")
+
+
+def test_a_batch_longer_than_a_pipe_is_matched(finder_of) -> None:
+    finder = finder_of(number=r"v=(\d+)")
+    many = lines(*(f"v={number} {'x' * 4000}" for number in range(100)))
+    assert values(finder.find(many)) == [[("number", float(number))] for number in range(100)]
 
 
 def test_without_definitions_no_process_is_started(finder_of) -> None:

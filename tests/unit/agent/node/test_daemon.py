@@ -34,10 +34,12 @@ class FakeTable:
     is_moving = False
 
     def __init__(self, *arguments, others=tuple):
-        self.others, self.refuses = others, False
+        self.others, self.refuses, self.num_unread = others, False, 0
 
     def load(self):
-        pass
+        if self.num_unread:
+            self.num_unread -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
 
     def look(self):
         self.obey(())
@@ -144,3 +146,12 @@ def test_a_removed_box_that_cannot_list_its_processes_tries_again(world, monkeyp
     world.daemon.run()
     assert len(ended) == 2
     assert not world.daemon._folder.root.exists()
+
+
+def test_no_lease_is_reported_before_all_records_could_be_read(world, monkeypatch, capsys):
+    monkeypatch.setattr(module, "LOAD_PAUSE_S", 0.01)
+    world.daemon._table.num_unread = 2
+    world.daemon.run()
+    assert world.daemon._table.num_unread == 0
+    assert len(world.asked) == world.most
+    assert capsys.readouterr().err.count("this machine refuses: [Errno 24] Too many open files") == 1

@@ -2,11 +2,13 @@
 
 import errno
 import os
+import re
 import subprocess
 from dataclasses import replace
 
 import pytest
 
+from clary.agent.node import lease_files
 from clary.agent.node import lease_table as module
 from clary.agent.node.box_folder import BoxConfig, BoxFolder
 from clary.agent.node.keeper import EXIT_KEPT
@@ -130,6 +132,31 @@ def test_folders_that_are_no_lease_are_removed_and_never_reported(world):
     assert list(world.folder.leases.iterdir()) == []
     world.table.obey([replace(ORDER, lease="../../etc"), replace(ORDER, lease="lease_x")])
     assert world.phases == {}
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM])
+def test_a_record_that_cannot_be_read_at_the_moment_is_kept_and_loaded_later(world, monkeypatch, number):
+    world.table.obey([ORDER])
+
+    def refuse(path):
+        raise OSError(number, os.strerror(number), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lease_files, "read_json", refuse)
+        with pytest.raises(OSError, match=re.escape(os.strerror(number))):
+            world.renew()
+    world.table.load()
+    assert world.phases == {LEASE: LeasePhase.RECORDED}
+
+
+def test_a_lease_with_a_damaged_record_is_set_aside(world, capsys):
+    world.table.obey([ORDER])
+    (world.files().folder / "record.json").write_text("{")
+    world.renew()
+    assert world.phases == {}
+    assert list(world.folder.leases.iterdir()) == []
+    assert {path.name for path in (world.folder.set_aside / LEASE).iterdir()} == {"record.json"}
+    assert "its record is damaged; it was moved to" in capsys.readouterr().err
 
 
 def test_a_lease_that_the_service_no_longer_names_is_ended_and_forgotten(world):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from clary.agent.service_client import AttemptOver, ServiceUnreachable
+from clary.agent.service_client import AttemptOver, ServiceRefused, ServiceUnreachable
 from clary.agent.supervisor import profile_windows
 from clary.agent.supervisor.profile_windows import ProfileWindows
 from clary.base.plain import from_plain, to_plain
@@ -224,6 +224,56 @@ def test_links_and_nonsense_of_the_program_are_not_followed(make_host, tmp_path)
         (0, RankState.FAILED, "its trace is not there")
     ]
     assert host.receiver.traces == {}
+
+
+def test_only_ranks_that_were_started_on_the_host_are_heard(make_host):
+    host = make_host()
+    host.windows.begin(SimpleNamespace(ranks_by_pid=lambda: {100: 4, 101: 5}), None)
+    for rank in (*range(8), 10**8):
+        host.write(rank, RankState.DONE, trace=b"a")
+    host.windows.ask(asked())
+    assert states(host.final()) == {4: RankState.DONE, 5: RankState.DONE}
+    assert host.receiver.traces.keys() == {(7, 4), (7, 5)}
+
+
+def test_a_program_that_starts_its_ranks_itself_has_a_bounded_number_of_them(make_host, monkeypatch):
+    monkeypatch.setattr(profile_windows, "MAX_UNKNOWN_RANKS", 3)
+    host = make_host()
+    host.write(0, RankState.RECORDING)
+    for rank in range(1, 6):
+        host.write(rank, RankState.DONE, trace=b"a")
+    host.windows.ask(asked())
+    host.wait_for(lambda last: len(last.ranks) == 3)
+    for rank in (1, 2):  # others do not take the places of ranks that were heard
+        (host.folder / f"out/7/rank-{rank}.json").unlink()
+    host.wait_for(lambda last: len(last.ranks) == 1)
+    host.write(0, RankState.DONE, trace=b"a")
+    assert states(host.final()) == {0: RankState.DONE}
+    assert host.receiver.traces.keys() == {(7, 0), (7, 1), (7, 2)}
+
+
+def test_a_report_of_more_steps_than_a_window_has_is_not_read(make_host):
+    host = make_host()
+    host.write(0, RankState.DONE, trace=b"a", bounds_ns=tuple(range(5000)))
+    host.write(1, RankState.DONE, trace=b"a", bounds_ns=tuple(range(1001)))
+    host.windows.ask(asked())
+    assert states(host.final()) == {1: RankState.DONE}
+
+
+def test_a_trace_that_the_service_refuses_is_not_sent_again_and_the_profile_ends(make_host):
+    host = make_host()
+    host.receiver.refusals = [ServiceRefused("too many bytes")]
+    host.write(0, RankState.RECORDING)
+    host.write(1, RankState.DONE, trace=b"a")
+    host.windows.begin(SimpleNamespace(ranks_by_pid=lambda: {100: 0, 101: 1}), None)
+    host.windows.ask(asked())
+    host.wait_for(lambda last: states(last).get(1) is RankState.FAILED)
+    host.write(1, RankState.DONE, trace=b"a", words="anew")
+    host.write(0, RankState.DONE, trace=b"b")
+    final = host.final()
+    assert states(final) == {0: RankState.DONE, 1: RankState.FAILED}
+    assert final.ranks[1].words == "its trace was not taken: too many bytes"
+    assert host.receiver.traces == {(7, 0): b"b"}
 
 
 def test_a_trace_that_is_too_long_is_not_sent(make_host, monkeypatch):

@@ -9,9 +9,9 @@ import pytest
 from fake_steps import FakeSteps
 
 from clary.agent.checkpoints.outcomes import Flushed, Listeners
-from clary.agent.supervisor.last_flush import FAILURE_FLUSH_S, LEAST_FLUSH_S
 from clary.base.errors import Fault, ObjectStoreError
 from clary.contract.agent_protocol import FAILURE_GRACE_S, FAILURE_REASON, CheckpointFacts, HostPhase, OrderKind
+from clary.contract.stop_limits import FAILURE_FLUSH_S, LEAST_FLUSH_S
 from clary.testing.fake_service import FakeService
 
 

@@ -13,12 +13,13 @@ from fake_steps import FakeProgram, FakeSteps
 
 from clary.agent.fact_board import FactBoard
 from clary.agent.metrics import host_metrics
-from clary.agent.metrics.host_metrics import LAST_ROWS_S, HostMetrics
+from clary.agent.metrics.host_metrics import HostMetrics
 from clary.agent.metrics.sampling import Sampling
 from clary.base.clock import SystemClock
 from clary.contract.agent_protocol import HostPhase, OrderKind
 from clary.contract.launch_plan import Isolation
 from clary.contract.metric_samples import SampleBatch, SampleReceipt
+from clary.contract.stop_limits import LAST_ROWS_S
 from clary.testing.fake_service import FakeService
 from clary.testing.launch_plans import make_plan
 

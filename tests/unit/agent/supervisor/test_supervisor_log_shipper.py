@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -7,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from clary.agent.log import log_batches
 from clary.agent.log.host_log import HostLog
 from clary.agent.log.log_spool import LogSpool
 from clary.agent.service_client import AgentAddress, ServiceClient
 from clary.base.clock import SystemClock
+from clary.contract.agent_protocol import LogReceipt
 from clary.contract.launch_plan import MetricDefinition
 from clary.testing.fake_service import FakeService
 from clary.testing.launch_plans import make_plan
@@ -46,8 +49,8 @@ class LogUnderTest:
     def print(self, text: str) -> None:
         self.log.on_output("process", text.encode())
 
-    def drain(self, timeout_s: float = 10.0) -> None:
-        self.log.drain(timeout_s, give_up=lambda: False)
+    def drain(self, timeout_s: float = 10.0, *, most_s: float = math.inf) -> None:
+        self.log.drain(timeout_s, give_up=lambda: False, most_s=most_s)
 
     def close(self) -> None:
         self.client.break_off()
@@ -146,8 +149,30 @@ def test_drain_waits_for_a_service_that_is_away(log: LogUnderTest, service: Fake
     service.kill()
     log.print("second\n")
     threading.Timer(1.0, service.restart).start()
-    log.drain(0.5)
+    log.drain(0.5, most_s=0.5)
     assert service.texts == ["first", "second"]
+
+
+def test_drain_has_a_limit_even_if_lines_are_stored_all_the_time(
+    log: LogUnderTest, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = log.client.send_logs
+
+    def send_slowly(body: bytes) -> LogReceipt:
+        time.sleep(0.05)
+        return real(body)
+
+    monkeypatch.setattr(log.client, "send_logs", send_slowly)
+    monkeypatch.setattr(log_batches, "BATCH_LINES", 1)
+    log.print("".join(f"line {number}\n" for number in range(200)))
+    started_s = time.monotonic()
+    log.drain(5.0, most_s=0.5)
+    assert 0.4 < time.monotonic() - started_s < 3.0
+    assert 0 < len(service.texts) < 100
+    assert "did not take the last log lines" in log.notes[0]
+    monkeypatch.undo()
+    log.drain()
+    assert len(service.texts) == 200, "the lines that are left follow"
 
 
 def test_drain_ends_when_no_line_can_be_stored_any_more(log: LogUnderTest, service: FakeService) -> None:
@@ -203,3 +228,24 @@ def test_output_behind_a_hanging_disk_delays_no_writer_and_arrives(
     disk.set()
     log.drain(PATIENCE_S)
     assert service.texts == [*(f"line {number}" for number in range(1_000)), "clary: the supervisor goes on"]
+
+
+def test_lines_after_a_power_cut_of_the_service_follow_a_mark_of_the_lost_ones(
+    service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defaults = LogSpool.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "segment_bytes", 1)  # stored lines are removed at once
+    log = LogUnderTest(service, tmp_path)
+    log.print("".join(f"line {number}\n" for number in range(20)))
+    log.drain()
+    del service.lines[5:]  # its disk had not written them
+    log.print("after\n")
+    service.wait_for_text("after")
+    log.drain()
+    assert log.notes == []
+    texts = [item.line.text for item in service.lines]
+    assert texts[:5] == [f"line {number}" for number in range(5)]
+    assert re.match(r"clary: 15 lines were lost here: the service had stored them", texts[5])
+    assert texts[6:] == ["after"]
+    log.close()

@@ -6,6 +6,7 @@ import pytest
 
 from clary.contract.agent_protocol import HostFacts, HostPhase, Order, OrderKind
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
+from clary.contract.stop_limits import STOP_ALLOWANCE_S
 from clary.control.jobs import deadlines, events
 from clary.control.jobs.training_job import EndCause, HostRecord, StatusTransition, TrainingJob
 from clary.testing.control_plane import LIMITS, request_of
@@ -116,6 +117,14 @@ def test_an_upload_is_overdue_only_while_it_was_ordered():
 
 def test_an_order_to_stop_has_a_deadline():
     job = job_of(HostPhase.EXITED, HostPhase.RUNNING, end_cause=EndCause.STOP_REQUESTED, stop_ordered_at=START)
-    limit_s = LIMITS.stop_grace_s + deadlines.KILL_ALLOWANCE_S
+    limit_s = LIMITS.stop_grace_s + STOP_ALLOWANCE_S
     assert due(job, limit_s - 1) is None
     assert due(job, limit_s).host == "algo-2"
+
+
+def test_the_deadline_of_a_stop_counts_no_time_without_a_service():
+    job = job_of(HostPhase.RUNNING, end_cause=EndCause.STOP_REQUESTED, stop_ordered_at=START)
+    limit_s = LIMITS.stop_grace_s + STOP_ALLOWANCE_S
+    now = START + timedelta(seconds=10 * limit_s)
+    assert deadlines.due(job, now=now, limits=LIMITS, silent_s={}, served_s=limit_s - 1) is None
+    assert deadlines.due(job, now=now, limits=LIMITS, silent_s={}, served_s=limit_s).host == "algo-1"

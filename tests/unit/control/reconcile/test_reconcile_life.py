@@ -11,7 +11,7 @@ from clary.base.plain import from_plain, to_plain
 from clary.contract.agent_protocol import HostPhase, OrderKind
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
-from clary.control.jobs.deadlines import KILL_ALLOWANCE_S
+from clary.contract.stop_limits import STOP_ALLOWANCE_S
 from clary.control.reconcile.releasing import RELEASE_WAIT_S, RETRY_RELEASE_S
 from clary.testing.control_plane import LIMITS, ControlPlane
 
@@ -259,7 +259,7 @@ async def test_an_agent_that_never_reports_is_lost_after_the_launch_limit(plane)
 async def test_a_host_is_lost_if_its_program_never_ends_after_the_order_to_stop(plane):
     (agent,) = await running(plane)
     await plane.stop()
-    limit_s = LIMITS.stop_grace_s + KILL_ALLOWANCE_S
+    limit_s = LIMITS.stop_grace_s + STOP_ALLOWANCE_S
     await move(plane, agent, limit_s - 1)
     assert (await plane.job()).status is TrainingJobStatus.STOPPING
     await move(plane, agent, 1)
@@ -268,11 +268,24 @@ async def test_a_host_is_lost_if_its_program_never_ends_after_the_order_to_stop(
     assert job.hosts["algo-1"].facts.phase is HostPhase.LOST
 
 
+async def test_a_stopping_host_is_not_lost_for_the_time_in_which_no_service_ran(tmp_path):
+    async with ControlPlane.open(tmp_path) as plane:
+        (agent,) = await running(plane)
+        await plane.stop()
+    plane.clock.advance(100 * (LIMITS.stop_grace_s + STOP_ALLOWANCE_S))
+    async with ControlPlane.open(tmp_path, clock=plane.clock, engine=plane.engine) as again:
+        await again.passes()
+        agent._plane = again
+        assert (await again.job()).hosts["algo-1"].facts.phase is HostPhase.RUNNING
+        await agent.report(HostPhase.EXITED, exits=(again.exit_of(0),))
+        assert (await again.job()).secondary_status is SecondaryStatus.UPLOADING
+
+
 async def test_a_peer_that_never_ends_after_a_failure_does_not_keep_the_job_from_failing(plane):
     first, second = await running(plane, num_hosts=2)
     await second.report(HostPhase.EXITED, exits=(plane.exit_of(7),))
     assert (await plane.job()).stop_ordered_at == plane.clock.now()
-    plane.clock.advance(LIMITS.stop_grace_s + KILL_ALLOWANCE_S)
+    plane.clock.advance(LIMITS.stop_grace_s + STOP_ALLOWANCE_S)
     for agent in (first, second):
         await agent.report()
     await plane.passes()

@@ -1,10 +1,15 @@
 """Trace files are read event by event, completely or with an error."""
 
 import gzip
+import json
+import subprocess
+import sys
 
 import pytest
-from trace_events import BASE_NS, event, packed
+from trace_events import BASE_NS, event, packed, profile_of
 
+from clary.base.plain import to_plain
+from clary.contract.deep_profiles import HostProfile
 from clary.control.traces import trace_file
 from clary.control.traces.trace_file import TraceError, TraceFile
 
@@ -50,3 +55,27 @@ def test_an_invalid_trace_file_is_an_error_with_a_message(tmp_path, data, why):
 def test_a_missing_trace_file_is_an_error(tmp_path):
     with pytest.raises(TraceError, match="cannot be read"):
         list(TraceFile(tmp_path / "none.gz").events())
+
+
+def test_a_short_file_of_gigabytes_of_names_costs_its_own_rank_and_not_the_machine(tmp_path):
+    (tmp_path / "request.json").write_text(json.dumps({"hosts": ["algo-1"]}))
+    answer = HostProfile(number=1, host="algo-1", is_final=True, ranks=(profile_of(0), profile_of(1)))
+    (tmp_path / "algo-1.json").write_text(json.dumps(to_plain(answer)))
+    (tmp_path / "rank-1.trace.json.gz").write_bytes(packed([event("aten::mm", 0, 5)]))
+    with gzip.open(tmp_path / "rank-0.trace.json.gz", "wt", compresslevel=1) as file:
+        file.write('{"traceEvents": [')
+        for number in range(12_000):
+            file.write(json.dumps(event(f"{number}" + "x" * 10_000, 0, 5)) + ",")
+        file.write("{}]}")
+    code = f"""
+from pathlib import Path
+from clary.control.traces.__main__ import limit_memory
+from clary.control.traces.analysis import analyse
+limit_memory(80 << 20)
+limit_memory(8 << 30)  # a lower limit stays
+analyse(Path({str(tmp_path)!r}))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    hostile, other = json.loads((tmp_path / "summary.json").read_text())["ranks"]
+    assert (hostile["state"], other["state"]) == ("failed", "done")
+    assert "more memory" in hostile["words"]

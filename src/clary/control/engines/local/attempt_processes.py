@@ -52,10 +52,11 @@ def clear_host(folder: Path, host: str) -> None:
     Raises: EngineError if a process cannot be ended.
     """
     ready = attempt_record.read_ready(folder)
-    found = killing.in_cgroups(attempt_leftovers.cgroups_of(folder, [host], attempt_record.read_record(folder)))
-    if ready is not None and host in ready.namespaces:
-        found += _in_networks(replace(ready, namespaces={host: ready.namespaces[host]}))
+    cgroups = attempt_leftovers.cgroups_of(folder, [host], attempt_record.read_record(folder))
     try:
+        found = killing.in_cgroups(cgroups)
+        if ready is not None and host in ready.namespaces:
+            found += _in_networks(replace(ready, namespaces={host: ready.namespaces[host]}))
         for process in killing.wait_until_gone(set(found), timeout_s=LEAVE_TIMEOUT_S):
             killing.kill(process)
     except (OSError, TimeoutError) as error:

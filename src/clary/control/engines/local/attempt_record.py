@@ -16,6 +16,7 @@ from pathlib import Path
 
 from clary.base import clock
 from clary.base.errors import ContractError, EngineError
+from clary.base.passing_errors import is_passing
 from clary.base.plain import from_plain, to_plain
 from clary.base.processes import ProcessId
 from clary.control.engines.local.network.network_spec import READY_FILE, RELEASED_FILE, write_json
@@ -58,14 +59,21 @@ class NetworkReady:
 
 
 def boot_id() -> str:
-    """Return the id of this boot of the machine; empty if the kernel does not give one."""
-    return clock.boot_id()
+    """Return the id of this boot of the machine; empty if the kernel does not give one.
+
+    Raises: EngineError if it cannot be read at the moment.
+    """
+    try:
+        return clock.boot_id()
+    except OSError as error:
+        raise EngineError(f"the id of the machine's boot can not be read now: {error}", retryable=True) from error
 
 
 def read_record(folder: Path) -> AttemptRecord | None:
     """Return the record in the folder of an attempt or a pool, or None if there is no record.
 
-    Raises: EngineError if it cannot be read: processes are never guessed.
+    Raises: EngineError if it cannot be read: processes are never guessed. It is retryable if only the machine refuses
+        at the moment, for example because of too many open files; else the record is damaged.
     """
     path = folder / RECORD_FILE
     try:
@@ -73,7 +81,8 @@ def read_record(folder: Path) -> AttemptRecord | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, ContractError) as error:
-        raise EngineError(f"{path}: the engine's record can not be read: {error}") from error
+        words = f"{path}: the engine's record can not be read: {error}"
+        raise EngineError(words, retryable=is_passing(error)) from error
 
 
 def create_record(
@@ -161,10 +170,16 @@ def living_anchor(pool: Path) -> ProcessId | None:
 
 
 def read_ready(folder: Path) -> NetworkReady | None:
-    """Return the contents of the anchor's ready file in a folder, or None if it is missing or unreadable."""
+    """Return the contents of the anchor's ready file in a folder, or None if it is missing or damaged.
+
+    Raises: EngineError if only the machine refuses to read it at the moment.
+    """
+    path = folder / READY_FILE
     try:
-        return from_plain(NetworkReady, json.loads((folder / READY_FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, ContractError):
+        return from_plain(NetworkReady, json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, ContractError) as error:
+        if is_passing(error):
+            raise EngineError(f"{path}: can not be read now: {error}", retryable=True) from error
         return None
 
 

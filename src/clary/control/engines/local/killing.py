@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterable
 
+from clary.base.passing_errors import is_passing
 from clary.base.processes import ProcessId, exec_deadline, has_variable, live_descendants
 
 KILL_TIMEOUT_S = 10.0  # from SIGKILL to exit; a process that takes longer is stuck in the kernel
@@ -64,19 +65,29 @@ def in_network_namespaces(inodes: Iterable[int]) -> list[ProcessId]:
 
 
 def in_cgroups(folders: Iterable[str]) -> list[ProcessId]:
-    """Return the processes in these cgroups and in the cgroups below them, without zombies."""
+    """Return the processes in these cgroups and in the cgroups below them, without zombies.
+
+    Raises: OSError if the machine refuses to list them at the moment, for example because of too many open files.
+    """
     found = {}
     for top in folders:
-        for folder, _, _ in os.walk(top):
+        for folder, _, _ in os.walk(top, onerror=_pass_on):
             try:
                 with open(f"{folder}/cgroup.procs", encoding="ascii") as file:
                     pids = [int(line) for line in file]
-            except OSError:
+            except OSError as error:
+                _pass_on(error)
                 continue  # removed meanwhile
             for pid in pids:
                 if pid != os.getpid() and (process := ProcessId.of(pid)) is not None:
                     found[pid] = process
     return list(found.values())
+
+
+def _pass_on(error: OSError) -> None:
+    """Raise an error that says nothing about a cgroup: its processes must not be taken for ended."""
+    if is_passing(error):
+        raise error
 
 
 def with_variable(name: str, value: str) -> list[ProcessId]:

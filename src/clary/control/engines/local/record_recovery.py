@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 def mend(folder: Path) -> None:
     """Rebuild an attempt's record if it cannot be read or was deleted; keep the damaged file next to the new one.
 
-    Raises: EngineError if it cannot be written.
+    Raises: EngineError if it cannot be written, or if the machine refuses to read it at the moment.
     """
     path = folder / RECORD_FILE
     try:
@@ -36,6 +36,8 @@ def mend(folder: Path) -> None:
             return
         why = f"{path} was deleted"
     except EngineError as error:
+        if error.retryable:
+            raise
         why = error.message
         path.replace(path.with_name(path.name + DAMAGED_SUFFIX))
     log.warning("%s; it is made anew from what runs", why)

@@ -3,7 +3,7 @@
 Where: the agent gateway passes requests to agents and their answers back; `profile_keeping` summarises complete
 profiles; the page `profile` of a job reads them. The newest `NUM_KEPT` profiles of each job are kept. The database
 contains the request (KeptRequest), one HostProfile per host, and the summary. Traces are files, because a trace may
-have hundreds of megabytes.
+have hundreds of megabytes. Hosts' programs write the traces: their number and the bytes of a profile are bounded.
 
     <home>/profiles/JOB/NUMBER/rank-R.trace.json.gz    unchanged, from the rank
     <home>/profiles/JOB/NUMBER/request.json, HOST.json    copies of the documents, for `clary.control.traces`
@@ -13,6 +13,7 @@ have hundreds of megabytes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -26,6 +27,7 @@ from clary.base.clock import Clock
 from clary.base.errors import WireError
 from clary.base.plain import to_plain
 from clary.contract.deep_profiles import (
+    MAX_PROFILE_BYTES,
     MAX_TRACE_BYTES,
     MAX_WAIT_S,
     MAX_WINDOW_S,
@@ -40,7 +42,7 @@ from clary.control.store.documents.numbered_documents import REQUEST, NumberedDo
 NUM_KEPT = 5
 LEAD_S = 2.5  # from the request to the first profiled step, so that every host has received the request
 ANSWER_S = MAX_WAIT_S + MAX_WINDOW_S + 180.0  # for the whole profile; a host that has not answered by then is given up
-MAX_RANKS = 4096  # in a host's answer
+MAX_RANKS = 4096  # of one host
 BY_CONFIG = "asked for by ProfilerConfig"
 SUMMARY = "summary"
 
@@ -194,7 +196,14 @@ class ProfileDesk:
         if offset + len(piece) > MAX_TRACE_BYTES:
             raise WireError("ValidationException", f"a trace has at most {MAX_TRACE_BYTES} bytes")
         draft = self.place(job.name, request.number) / f".{host}-rank-{rank}.part"
-        await asyncio.to_thread(_add, piece, draft, offset=offset, name=trace_name(rank) if is_last else "")
+        await asyncio.to_thread(
+            _add,
+            piece,
+            draft,
+            offset=offset,
+            name=trace_name(rank) if is_last else "",
+            most_traces=MAX_RANKS * len(request.hosts),
+        )
 
     async def numbers(self, job_name: str) -> list[int]:
         """Return the numbers of a job's profiles, the newest first."""
@@ -335,9 +344,23 @@ def _built(documents: Mapping[str, Any]) -> tuple[KeptRequest, dict[str, HostPro
     return request, {host: profile for host, profile in answers if profile is not None}
 
 
-def _add(piece: bytes, draft: Path, *, offset: int, name: str) -> None:
-    """Write a part of a trace into its draft; with `name`, rename the complete draft. Raises: WireError for a gap."""
+def _add(piece: bytes, draft: Path, *, offset: int, name: str, most_traces: int) -> None:
+    """Write a part of a trace into its draft; with `name`, rename the complete draft.
+
+    Args:
+        piece: bytes of the trace.
+        draft: file of the incomplete trace.
+        offset: of the piece in the trace, in bytes.
+        name: final name of the trace; empty before its last piece.
+        most_traces: number of traces that the profile may have.
+    Raises: WireError for a gap, and for a profile that becomes too large.
+    """
     draft.parent.mkdir(parents=True, exist_ok=True)
+    sizes = _other_traces(draft)
+    if sum(sizes) + offset + len(piece) > MAX_PROFILE_BYTES:
+        raise WireError("ValidationException", f"the traces of a profile have at most {MAX_PROFILE_BYTES} bytes")
+    if len(sizes) >= most_traces:
+        raise WireError("ValidationException", f"a profile of these hosts has at most {most_traces} traces")
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as file:
         size = os.fstat(file.fileno()).st_size
         if offset > size:
@@ -349,6 +372,17 @@ def _add(piece: bytes, draft: Path, *, offset: int, name: str) -> None:
         file.write(piece)
     if name:
         draft.replace(draft.with_name(name))
+
+
+def _other_traces(draft: Path) -> list[int]:
+    """Return the sizes of the other traces in a draft's folder, complete or not."""
+    sizes = []
+    with os.scandir(draft.parent) as entries:
+        for entry in entries:
+            if entry.name.startswith((".", "rank-")) and entry.name != draft.name:
+                with contextlib.suppress(FileNotFoundError):  # it has just been completed: the next part finds it
+                    sizes.append(entry.stat().st_size)
+    return sizes
 
 
 def _write(path: Path, document: object) -> None:

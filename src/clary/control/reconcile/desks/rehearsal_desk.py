@@ -214,7 +214,14 @@ class RehearsalDesk:
         finally:
             del self._runs[kept.job, kept.number]
             if run.is_forgotten:
-                await self._drop(kept)
+                await self._drop_forgotten(kept)
+
+    async def _drop_forgotten(self, kept: KeptRehearsal) -> None:
+        """Drop a rehearsal of a deleted job; nobody takes an error of the task that ends with this."""
+        try:
+            await self._drop(kept)
+        except (StoreError, OSError):
+            log.exception("rehearsal %d of %s, whose job was deleted, could not be removed", kept.number, kept.job)
 
     async def _begin(self, kept: KeptRehearsal) -> None:
         """Store a rehearsal's record, make its folder, and drop the job's oldest rehearsals beyond `NUM_KEPT`.

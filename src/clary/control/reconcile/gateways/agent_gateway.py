@@ -105,6 +105,11 @@ class AgentGateway:
         self._lags: dict[tuple[str, str], tuple[float, CheckpointFacts]] = {}  # (job, host) -> last stored time, facts
         self._attentive.add_user(counts=lambda: bool(self._heard_s), begin=self._begin)
 
+    @property
+    def served_s(self) -> float:
+        """Seconds for which this service has received agents' requests."""
+        return self._attentive.monotonic() - self._started_s
+
     def silent_s(self, job: TrainingJob) -> dict[str, float]:
         """Return host -> seconds since its last request or start, less the time when this service was blocked."""
         now_s = self._attentive.monotonic()

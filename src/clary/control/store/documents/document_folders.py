@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from clary.base.passing_errors import is_passing
 from clary.control.store.documents.numbered_documents import NumberedDocuments
 from clary.control.store.errors import JobNotFound
 
@@ -47,7 +48,11 @@ async def take_over(folder: Path, documents: NumberedDocuments, *, first: str, k
             continue
         if known[job_name] and number < min(known[job_name]):
             continue  # newer numbers have replaced it, but a killed service left its folder: do not restore it
-        found = await asyncio.to_thread(_read, place)
+        try:
+            found = await asyncio.to_thread(_read, place)
+        except OSError as error:
+            _log.warning("%s cannot be read now; the next start takes it over: %s", place, error)
+            continue
         if first not in found:
             continue
         try:
@@ -69,12 +74,17 @@ def _places(folder: Path) -> list[Path]:
 
 
 def _read(place: Path) -> dict[str, Any]:
-    """Return the documents of a folder by the stems of their files; files that are no JSON are left out."""
+    """Return the documents of a folder by the stems of their files; files that are no JSON are left out.
+
+    Raises: OSError if the machine refuses to read a file at the moment.
+    """
     found = {}
     for path in place.glob("*.json"):
         try:
             found[path.stem] = json.loads(path.read_text(encoding="utf-8", errors="surrogatepass"))
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError, RecursionError) as error:
+            if is_passing(error):
+                raise
             _log.warning("%s cannot be read, and is left out", path)
     return found
 

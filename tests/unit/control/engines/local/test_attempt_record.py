@@ -1,5 +1,6 @@
 """Records of pools and attempts: the pool that an attempt names, and the recorded processes that are alive."""
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -52,3 +53,18 @@ def test_only_a_living_anchor_is_found(pool, process, found):
     ready = {"pid": process.pid, "started": process.started, "error": None}
     (pool / "network-ready.json").write_text(json.dumps(ready))
     assert living_anchor(pool) == found
+
+
+def test_living_agents_are_not_taken_for_those_of_an_earlier_boot_if_its_id_cannot_be_read(pool, monkeypatch):
+    record = replace(attempt_record.create_record(pool), agents={"algo-1": OURS})
+    attempt_record.write_record(pool, record)
+
+    def refuse():
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(attempt_record.clock, "boot_id", refuse)
+        for ask in (living_agents, attempt_record.create_record):
+            with pytest.raises(EngineError, match="boot can not be read now"):
+                ask(pool)
+    assert living_agents(pool) == {"algo-1": OURS}

@@ -1,12 +1,15 @@
 """Records of attempts that were damaged or deleted are rebuilt from the running agents only."""
 
+import errno
 import os
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from clary.base.errors import EngineError
 from clary.base.processes import ProcessId
 from clary.control.engines.local import attempt_record, record_recovery
 from clary.control.engines.local.agent_processes import AGENT_LOG, MARK_VARIABLE
@@ -58,3 +61,22 @@ def test_an_attempt_that_has_not_begun_gets_no_record(tmp_path):
     record_recovery.mend(tmp_path)
     record_recovery.mend(tmp_path / "absent")
     assert attempt_record.read_record(tmp_path) is None
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM])
+def test_a_record_that_cannot_be_read_at_the_moment_is_not_replaced(tmp_path, monkeypatch, number):
+    folder = tmp_path / "job" / "1"
+    folder.mkdir(parents=True)
+    record = attempt_record.create_record(folder, pool="pool_0", master_port=7)
+
+    def refuse(path, **_options):
+        raise OSError(number, os.strerror(number), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", refuse)
+        for read in (record_recovery.mend, attempt_record.read_ready):
+            with pytest.raises(EngineError) as caught:
+                read(folder)
+            assert caught.value.retryable
+    record_recovery.mend(folder)
+    assert attempt_record.read_record(folder) == record

@@ -12,7 +12,7 @@ from clary.base.errors import ObjectStoreError, WireError
 from clary.base.plain import to_plain
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.deep_profiles import HostProfile, RankProfile, RankState, Window
-from clary.control.reconcile.desks import profile_keeping
+from clary.control.reconcile.desks import profile_desk, profile_keeping
 from clary.control.reconcile.desks.profile_desk import ANSWER_S, BY_CONFIG, NUM_KEPT, ProfileDesk
 from clary.control.reconcile.desks.profile_keeping import keep_profiles
 from clary.control.store.documents.document_folders import take_over
@@ -79,6 +79,40 @@ async def test_a_trace_arrives_in_pieces_and_a_repeated_piece_is_harmless(plane)
     assert place.read_bytes() == b"abcdefg"
     with pytest.raises(WireError, match="at most"):
         await take(job, "algo-1", b"g", number=number, rank=0, offset=1 << 40, is_last=True)
+
+
+async def test_the_traces_of_a_profile_have_a_total_size(plane, monkeypatch):
+    monkeypatch.setattr(profile_desk, "MAX_PROFILE_BYTES", 10)
+    job = await plane.job()
+    number = (await plane.profiles.ask(job, FIVE, reason="")).number
+    take = plane.gateway.take_trace
+    await take(job, "algo-1", b"abcd", number=number, rank=0, offset=0, is_last=True)
+    await take(job, "algo-2", b"abc", number=number, rank=1, offset=0, is_last=False)
+    await take(job, "algo-2", b"abc", number=number, rank=1, offset=0, is_last=False)
+    with pytest.raises(WireError, match="traces of a profile have at most 10 bytes"):
+        await take(job, "algo-1", b"abcd", number=number, rank=2, offset=0, is_last=False)
+    await take(job, "algo-2", b"def", number=number, rank=1, offset=3, is_last=True)
+    with pytest.raises(WireError, match="at most 10 bytes"):
+        await take(job, "algo-1", b"a", number=number, rank=2, offset=0, is_last=True)
+    folder = plane.profiles.place("job", number)
+    assert sum(path.stat().st_size for path in folder.iterdir()) == 10
+    for host in ("algo-1", "algo-2"):
+        await plane.gateway.take_profile(job, host, answer(number, host))
+    later = (await plane.profiles.ask(job, FIVE, reason="")).number
+    await take(job, "algo-1", b"abcd", number=later, rank=0, offset=0, is_last=True)
+
+
+async def test_a_profile_has_as_many_traces_as_its_hosts_may_have_ranks(plane, monkeypatch):
+    monkeypatch.setattr(profile_desk, "MAX_RANKS", 2)
+    job = await plane.job()
+    number = (await plane.profiles.ask(job, FIVE, reason="")).number
+    for rank in (0, 7, 10**9, 3):
+        await plane.gateway.take_trace(job, "algo-1", b"a", number=number, rank=rank, offset=0, is_last=rank == 7)
+    with pytest.raises(WireError, match="at most 4 traces"):
+        await plane.gateway.take_trace(job, "algo-1", b"", number=number, rank=5, offset=0, is_last=False)
+    await plane.gateway.take_trace(job, "algo-1", b"b", number=number, rank=3, offset=1, is_last=True)
+    folder = plane.profiles.place("job", number)
+    assert (folder / "rank-3.trace.json.gz").read_bytes() == b"ab"
 
 
 async def test_answers_without_a_request_are_refused(plane):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from store_contract import make_job
 
-from clary.base.errors import WireError
+from clary.base.errors import StoreError, WireError
 from clary.base.plain import to_plain
 from clary.base.processes import ProcessId
 from clary.control.reconcile.desks.rehearsal_desk import LATE_S, MAX_RUNNING, RehearsalDesk
@@ -259,6 +259,19 @@ async def test_a_job_that_is_deleted_while_its_rehearsal_is_cancelled_leaves_no_
     await until(lambda: not desk._runs)
     assert desk.of("lasts") == []
     assert not (tmp_path / "rehearsals/lasts").exists()
+
+
+async def test_a_forgotten_rehearsal_that_the_database_cannot_remove_is_logged(desk, monkeypatch, caplog):
+    async def refuse(job_name, number):
+        raise StoreError("the database is away")
+
+    await desk.start("lasts", ORDER)
+    await process_of(desk, "lasts")
+    monkeypatch.setattr(desk.shelf, "remove", refuse)
+    await desk.forget("lasts")
+    await until(lambda: not desk._runs)
+    assert "rehearsal 1 of lasts, whose job was deleted, could not be removed" in caplog.text
+    monkeypatch.undo()
 
 
 async def test_an_argument_that_no_process_can_be_given_fails_only_the_rehearsal(desk):
