@@ -170,6 +170,8 @@ class StagedPart:
     uri: str
     size_bytes: int
     num_files: int
+    num_members: int = 0  # files, folders and links; 0 if an older agent has not counted them
+    etag: str = ""  # of the object, with its quotes; empty if the store or an older agent names none
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,7 +112,8 @@ class GroupFacts(NamedTuple):
         kind: kind of backend: gloo, nccl, smddp; DDP for gradients.
         size: number of its ranks.
         rank: rank of this process in the group; -1 if unknown.
-        ranks: the group's ranks in the job; empty if unknown.
+        ranks: the group's ranks in the job; empty if unknown. Evenly spaced ranks that were read are a range, because a
+            file may claim large groups.
         is_point_to_point: whether rows are sends and receives, which each rank numbers by itself.
     """
 
@@ -120,7 +121,7 @@ class GroupFacts(NamedTuple):
     kind: str
     size: int
     rank: int = -1
-    ranks: tuple[int, ...] = ()
+    ranks: Sequence[int] = ()
     is_point_to_point: bool = False
 
 
@@ -263,11 +264,11 @@ def _settled(row: CallRow) -> CallRow:
 
 def _read_group(header: bytes) -> tuple[int, GroupFacts]:
     generation, size, rank, first, stride, num_listed, flags, name, kind, *listed = _GROUP.unpack(header)
-    ranks: tuple[int, ...] = ()
+    ranks: Sequence[int] = ()
     if 0 < num_listed <= MAX_LISTED_RANKS:
         ranks = tuple(listed[:num_listed])
     elif stride > 0 and size > 0 and first + stride * size < _MAX_RANK:
-        ranks = tuple(range(first, first + stride * size, stride)) if size <= _MAX_SIZE else ()
+        ranks = range(first, first + stride * size, stride) if size <= _MAX_SIZE else ()
     facts = GroupFacts(
         name=name.rstrip(b"\0").decode("utf-8", "replace"),
         kind=kind.rstrip(b"\0").decode("utf-8", "replace"),
@@ -279,7 +280,7 @@ def _read_group(header: bytes) -> tuple[int, GroupFacts]:
     return generation, facts
 
 
-_MAX_SIZE = 1 << 16  # largest group whose list of ranks is expanded: a file may claim any size
+_MAX_SIZE = 1 << 16  # largest group whose ranks are known: a file may claim any size
 
 
 def _compact(ranks: Sequence[int]) -> tuple[int, int, tuple[int, ...]]:

@@ -30,6 +30,7 @@ MAX_WINDOW_S = 60.0  # longest window, even if its steps take longer
 MAX_WAIT_S = 120.0  # longest wait for the first profiled step of a request without start_step and start_at
 TIMED_WINDOW_S = 2.0  # length of the window of a program whose steps cannot be observed
 MAX_TRACE_BYTES = 256 * 1024 * 1024  # size of a trace as it is sent
+MAX_PROFILE_BYTES = 8 * 1024 * 1024 * 1024  # size of the traces of all ranks of a profile
 PIECE_BYTES = 2 * 1024 * 1024  # size of one request with a part of a trace
 DEFAULT_START_STEP = 5  # default of DetailedProfilingConfig in SDK v2
 MAX_SHOWN = 80  # characters of a user's text that are quoted in a message

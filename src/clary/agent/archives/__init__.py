@@ -10,11 +10,12 @@ trees       read folders of this host as members
 from clary.agent.archives.extraction import ArchiveFacts, extract_tar
 from clary.agent.archives.gzip_writer import GzipWriter
 from clary.agent.archives.links import NO_MOUNTS, Mounts
-from clary.agent.archives.members import ArchiveLimits, Member, MemberKind, Readable, read_members
+from clary.agent.archives.members import BLOCK_BYTES, ArchiveLimits, Member, MemberKind, Readable, read_members
 from clary.agent.archives.tar_writer import TarWriter
 from clary.agent.archives.trees import TreeFacts, TreeSource, has_members, walk_tree, write_tree
 
 __all__ = [
+    "BLOCK_BYTES",
     "NO_MOUNTS",
     "ArchiveFacts",
     "ArchiveLimits",

@@ -25,6 +25,8 @@ _GIB = 1 << 30
 _MAX_EXTENSION_BYTES = 1 << 20  # of one long name or pax header: real ones have some hundred bytes
 _MAX_PART_BYTES = 255  # NAME_MAX of Linux file systems
 _MAX_PATH_BYTES = 4096  # PATH_MAX of Linux
+_READ_KEYS = frozenset(("path", "linkpath", "size", "mtime"))  # of pax headers; no others are kept
+_SPARSE = "GNU.sparse."  # prefix of the keys of sparse files
 _SKIP_BYTES = 1 << 20  # per read while content is skipped
 _MODE_BITS = 0o777  # setuid, setgid and sticky bits of an archive are never taken over
 _MAX_MTIME_S = (1 << 33) - 1  # year 2242: the largest time in tar's 12 byte field
@@ -91,19 +93,21 @@ class Member:
         return "/".join(self.path)
 
 
-def read_members(stream: Readable, *, limits: ArchiveLimits, label: str) -> Iterator[Member]:
+def read_members(stream: Readable, *, limits: ArchiveLimits, label: str, accepts_gzip: bool = True) -> Iterator[Member]:
     """Yield the members of a tar archive, plain or gzip, in order.
 
-    Every name has been checked: relative, no `..`, no NUL, parts that a file system can hold. Targets of links are not
-    checked. The iterator ends only after the archive's own end mark and, with gzip, a correct checksum.
+    Every name has been checked: relative, no `..`, no NUL, parts that a file system can hold. Of targets of links only
+    the length is checked. The iterator ends only after the archive's own end mark and, with gzip, a correct checksum.
 
     Args:
         stream: the archive from its first byte; read to its end.
+        limits: bounds above which the archive is refused.
         label: name of the archive in messages, for example its URI.
+        accepts_gzip: false if only a plain archive is accepted.
     Raises: AgentError (fault USER) naming archive, member and reason, for damage also the offset; errors of `stream`
         propagate.
     """
-    archive = _Archive(stream, limits, label=label)
+    archive = _Archive(stream, limits, label=label, accepts_gzip=accepts_gzip)
     while (member := archive.next_member()) is not None:
         yield member
 
@@ -151,7 +155,7 @@ def _refused(label: str, name: str, reason: str) -> AgentError:
 class _Archive:
     """State of one pass over an archive: the position in the stream and the counters."""
 
-    def __init__(self, stream: Readable, limits: ArchiveLimits, *, label: str) -> None:
+    def __init__(self, stream: Readable, limits: ArchiveLimits, *, label: str, accepts_gzip: bool) -> None:
         self._limits = limits
         self._label = label
         self._packed = _CountingReader(stream)
@@ -162,7 +166,7 @@ class _Archive:
         self._padding_bytes = 0  # of the padding after the current member's content
         self._last_name = ""
         self._defaults: dict[str, str] = {}  # of global pax headers
-        self._open()
+        self._open(accepts_gzip=accepts_gzip)
 
     def next_member(self) -> Member | None:
         """Return the next member, None after the last one has been confirmed."""
@@ -197,11 +201,13 @@ class _Archive:
         self._left_bytes -= len(data)
         return data
 
-    def _open(self) -> None:
+    def _open(self, *, accepts_gzip: bool) -> None:
         magic = self._packed.peek(6)
         if not magic:
             raise self._damaged("it is empty")
         if magic.startswith(b"\x1f\x8b"):
+            if not accepts_gzip:
+                raise self._damaged("it is gzip data, expected a plain tar archive")
             self._unpacked = gzip.GzipFile(fileobj=self._packed, mode="rb")  # type: ignore[call-overload]
             return
         for start, name in _OTHER_FORMATS.items():
@@ -246,7 +252,10 @@ class _Archive:
             self._defaults.update(records)
 
     def _pax_records(self, data: bytes) -> dict[str, str]:
-        """Return the records `length key=value` of a pax header."""
+        """Return the records `length key=value` of a pax header that this reader uses.
+
+        Only those are kept, because an archive may have any number of pax headers before a member.
+        """
         records = {}
         position = 0
         while position < len(data):
@@ -256,7 +265,11 @@ class _Archive:
             if length <= len(length_text) + 1 or len(record) != length or not record.endswith(b"\n"):
                 raise self._damaged("a pax header cannot be read")
             key, _, value = record[len(length_text) + 1 : -1].partition(b"=")
-            records[_text(key)] = _text(value)
+            name = _text(key)
+            if name in _READ_KEYS:
+                records[name] = _text(value)
+            elif name.startswith(_SPARSE):
+                records[_SPARSE] = ""
             position += length
         return records
 
@@ -267,7 +280,7 @@ class _Archive:
         size = self._number(header[124:136], "size")
         if "size" in extensions:
             size = self._pax_number(extensions["size"], "size")
-        if any(key.startswith("GNU.sparse.") for key in extensions):
+        if _SPARSE in extensions:
             kind = b"S"
         if kind in (b"0", b"\0", b"7") and name.endswith("/"):  # how tar wrote folders before 1988
             kind = b"5"
@@ -287,6 +300,8 @@ class _Archive:
             return Member(kind=MemberKind.FILE, size_bytes=size, content=content, **common)  # type: ignore[arg-type]
         if kind in (b"1", b"2"):
             target = extensions.get("linkpath") or _text(header[157:257].split(b"\0", 1)[0])
+            if len(target) > _MAX_PATH_BYTES:
+                raise _refused(self._label, name, f"the target of its link has more than {_MAX_PATH_BYTES} characters")
             link = MemberKind.HARDLINK if kind == b"1" else MemberKind.SYMLINK
             return Member(kind=link, target=target, **common)  # type: ignore[arg-type]
         raise _refused(self._label, name, f"it is {_KIND_NAMES.get(kind, f'of the unknown kind {kind!r}')}")

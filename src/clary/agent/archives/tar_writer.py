@@ -27,6 +27,7 @@ class TarWriter:
 
     def __init__(self, sink: ByteSink) -> None:
         self._sink = sink
+        self.num_members = 0
         self.num_files = 0
         self.content_bytes = 0  # of all files' content
         self.archive_bytes = 0
@@ -44,6 +45,7 @@ class TarWriter:
         info.linkname = member.target
         info.size = member.size_bytes
         self._write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+        self.num_members += 1
         if member.kind is MemberKind.FILE:
             self._copy(member)
             self.num_files += 1

@@ -55,6 +55,7 @@ class TreeSource:
 class TreeFacts:
     """Number and size of the files that went into an archive, with notes."""
 
+    num_members: int  # files, folders and links
     num_files: int
     size_bytes: int  # of the files' content
     archive_bytes: int  # of the archive before compression
@@ -87,6 +88,7 @@ def write_tree(
         if gzip_writer:
             gzip_writer.abort()
     return TreeFacts(
+        num_members=writer.num_members,
         num_files=writer.num_files,
         size_bytes=writer.content_bytes,
         archive_bytes=writer.archive_bytes,

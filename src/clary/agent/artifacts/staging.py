@@ -2,7 +2,9 @@
 
 Where: hosts other than the leader write `<output>/.clary-staging/<attempt>/<host>-<kind>.tar` beside the final objects,
 in the user's own bucket, the only storage that such a host and the leader can both reach. The archives are plain tar:
-compressing twice would cost more than the transfer of the bytes on the cluster's own network.
+compressing twice would cost more than the transfer of the bytes on the cluster's own network. A program, and everyone
+else with the job's key, can replace a staged archive: the leader reads the version that its host wrote, by the ETag,
+and no more bytes and members than that host has reported.
 
 Two kinds of results:
 - `model`: the content of `/opt/ml/model`.
@@ -17,6 +19,7 @@ import stat
 from collections.abc import Generator, Iterator
 
 from clary.agent.archives import (
+    BLOCK_BYTES,
     NO_MOUNTS,
     ArchiveLimits,
     Member,
@@ -34,12 +37,9 @@ from clary.base.string_enum import StrEnum
 from clary.contract.agent_protocol import StagedPart
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.ml_tree import MlTree
-from clary.contract.object_store import ObjectStore, S3Uri, parse_s3_uri
+from clary.contract.object_store import ObjectInfo, ObjectStore, S3Uri, parse_s3_uri
 
 STAGING_FOLDER = ".clary-staging"
-_UNLIMITED = 1 << 62
-# These archives are our own: the disk of the host that wrote them has bounded their content.
-_STAGED_LIMITS = ArchiveLimits(max_members=_UNLIMITED, max_bytes=_UNLIMITED)
 
 
 class ResultKind(StrEnum):
@@ -113,19 +113,28 @@ def stage_results(
         facts = write_tree(writer, sources, compress=False, follow_links=not plan.output.is_compressed)
     for note in facts.notes:
         notes.add(f"{host}: {kind.value}: {note}")
-    require_stored(store, uri, size_bytes=writer.size_bytes)
-    return StagedPart(host=host, kind=kind.value, uri=str(uri), size_bytes=writer.size_bytes, num_files=facts.num_files)
+    stored = require_stored(store, uri, size_bytes=writer.size_bytes)
+    return StagedPart(
+        host=host,
+        kind=kind.value,
+        uri=str(uri),
+        size_bytes=writer.size_bytes,
+        num_files=facts.num_files,
+        num_members=facts.num_members,
+        etag=stored.etag,
+    )
 
 
 def staged_members(part: StagedPart, *, store: ObjectStore) -> Generator[Member, None, None]:
     """Yield the members of a staged archive.
 
-    Raises: AgentError if the archive is damaged or its number of files differs from what its host wrote.
+    Raises: AgentError if the archive is damaged or differs from what its host wrote: other files, more bytes, more
+        members, or gzip; ObjectStoreError if it was replaced.
     """
     uri = parse_s3_uri(part.uri)
     num_files = 0
-    with contextlib.closing(store.open_reader(uri.bucket, uri.key)) as reader:
-        members: Iterator[Member] = read_members(reader, limits=_STAGED_LIMITS, label=part.uri)
+    with contextlib.closing(store.open_reader(uri.bucket, uri.key, etag=part.etag)) as reader:
+        members: Iterator[Member] = read_members(reader, limits=_limits_of(part), label=part.uri, accepts_gzip=False)
         for member in members:
             num_files += member.kind is MemberKind.FILE
             yield member
@@ -137,8 +146,13 @@ def staged_members(part: StagedPart, *, store: ObjectStore) -> Generator[Member,
         )
 
 
+def _limits_of(part: StagedPart) -> ArchiveLimits:
+    """Return the size that the host has reported; each member of an archive takes a block."""
+    return ArchiveLimits(max_members=part.num_members or part.size_bytes // BLOCK_BYTES, max_bytes=part.size_bytes)
+
+
 def missing_parts(parts: tuple[StagedPart, ...], *, store: ObjectStore) -> tuple[StagedPart, ...]:
-    """Return the parts that are not in the store. Raises: AgentError for a part with a different size."""
+    """Return the parts that are not in the store. Raises: AgentError for a part that was replaced."""
     missing = []
     for part in parts:
         uri = parse_s3_uri(part.uri)
@@ -147,6 +161,12 @@ def missing_parts(parts: tuple[StagedPart, ...], *, store: ObjectStore) -> tuple
             missing.append(part)
         elif facts.size_bytes != part.size_bytes:
             raise _wrong_size(part.uri, part.size_bytes, facts.size_bytes)
+        elif part.etag and facts.etag and facts.etag != part.etag:
+            raise AgentError(
+                f"Results that {part.host} had staged at {part.uri} were replaced: expected the version with the ETag "
+                f"{part.etag}, the object store has {facts.etag}. Does another program write to this place?",
+                details={"uri": part.uri, "expected_etag": part.etag, "got_etag": facts.etag},
+            )
     return tuple(missing)
 
 
@@ -157,8 +177,8 @@ def remove_staging(plan: LaunchPlan, *, store: ObjectStore) -> None:
         store.delete(prefix.bucket, info.key)
 
 
-def require_stored(store: ObjectStore, uri: S3Uri, *, size_bytes: int) -> None:
-    """Verify that the store has an object that was just written. Raises: AgentError if it is missing or incomplete.
+def require_stored(store: ObjectStore, uri: S3Uri, *, size_bytes: int) -> ObjectInfo:
+    """Return the facts of an object that was just written. Raises: AgentError if it is missing or incomplete.
 
     Args:
         store: the store that has the object.
@@ -168,6 +188,7 @@ def require_stored(store: ObjectStore, uri: S3Uri, *, size_bytes: int) -> None:
     facts = store.head(uri.bucket, uri.key)
     if facts is None or facts.size_bytes != size_bytes:
         raise _wrong_size(str(uri), size_bytes, None if facts is None else facts.size_bytes)
+    return facts
 
 
 def _wrong_size(uri: str, expected_bytes: int, got_bytes: int | None) -> AgentError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from clary.agent.autopsy import process_state
@@ -29,6 +29,9 @@ from clary.contract.collective_records import (
 from clary.contract.stack_dumps import CollectiveCall, CollectiveGroup, LeftCalls
 
 MAX_FILES = 1024  # limit of files read: the program can fill the folder
+MAX_ROWS = (
+    1 << 15
+)  # limit of rows in all files: those of 64 processes that use all groups; the service reads a dump of them
 _MAX_NAMES = 10_000  # limit of names listed
 _NS_PER_S = 1e9
 _DIGITS = 4  # decimal places of seconds
@@ -45,8 +48,18 @@ def read_records(home: Path, roots: Sequence[str] = ("",), *, below: Sequence[st
     with contextlib.suppress(OSError), Folder.at(home) as top, top.folder("/".join(below)) as folder:
         names = [name for name in folder.names(limit=_MAX_NAMES) if name.endswith(ENDING)]
         records = (_read(folder, name) or _read_linked(folder, name, roots) for name in sorted(names)[:MAX_FILES])
-        return [record for record in records if record is not None]
+        return list(_bounded(record for record in records if record is not None))
     return []
+
+
+def _bounded(records: Iterable[CallRecord]) -> Iterator[CallRecord]:
+    """Yield records until they have `MAX_ROWS`; a group counts as one row at least."""
+    num_rows = 0
+    for record in records:
+        num_rows += sum(max(1, len(group.rows)) for group in record.groups)
+        if num_rows > MAX_ROWS:
+            return
+        yield record
 
 
 def _read_linked(folder: Folder, name: str, roots: Sequence[str]) -> CallRecord | None:

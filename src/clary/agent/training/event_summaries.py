@@ -1,6 +1,6 @@
 """Scalars, histograms and images of one record of an event file. Pure.
 
-Where: `file_reading` keeps one `EventReader` for each file, because a file names the plugin of each tag only once.
+Where: `file_reading` keeps an `EventReader`, because a file names the plugin of each tag only once.
 Source: event.proto, summary.proto, histogram.proto, tensor.proto of TensorBoard (numbers of fields); tensors of
 TensorFlow 2 carry a plugin's name: scalars, histograms (rows of left, right, count), images (width, height, pictures).
 """
@@ -25,7 +25,7 @@ from clary.agent.training.wire_fields import (
 from clary.contract.picture_files import picture_facts
 from clary.contract.training_values import MAX_NAME_CHARACTERS, Finding, FindingKind
 
-MAX_TAGS = 10_000  # tags of one file whose plugin is remembered
+MAX_TAGS = 50_000  # tags of all files together whose plugin is remembered; of a host 5,000 names are kept
 MAX_VALUES = 100_000  # of one record; writers put at most a few hundred into one
 _MS_PER_S = 1000
 _MOST_MS = 4_102_444_800_000  # the year 2100: later times are not plausible
@@ -36,10 +36,10 @@ _CONTENT = {_DT_FLOAT: "f", _DT_DOUBLE: "d", _DT_INT32: "i", _DT_INT64: "q"}
 
 
 class EventReader:
-    """Reads the records of one file, in order."""
+    """Reads the records of a host's files, those of each file in order."""
 
     def __init__(self) -> None:
-        self._plugins: dict[str, str] = {}  # tag -> plugin
+        self._plugins: dict[tuple[str, str], str] = {}  # file, tag -> plugin
 
     def read(self, record: bytes, *, offset: int, file: str) -> list[Finding]:
         """Return the findings of a record; empty if no chart shows the record.
@@ -64,7 +64,7 @@ class EventReader:
             for number, _, value in fields_of(summary):
                 if len(found) > MAX_VALUES:
                     raise Malformed(f"more than {MAX_VALUES} values")
-                if number == 1 and (one := self._value(as_bytes(value))) is not None:
+                if number == 1 and (one := self._value(as_bytes(value), file)) is not None:
                     kind, tag, number_found, data, size_bytes = one
                     found.append(
                         Finding(
@@ -81,7 +81,7 @@ class EventReader:
                     )
         return found
 
-    def _value(self, message: bytes) -> tuple[FindingKind, str, float | None, str, int] | None:
+    def _value(self, message: bytes, file: str) -> tuple[FindingKind, str, float | None, str, int] | None:
         """Return kind, tag, number, data and size of a Summary.Value."""
         tag = plugin = ""
         simple: float | None = None
@@ -102,7 +102,7 @@ class EventReader:
         if not tag or len(tag) > MAX_NAME_CHARACTERS or "\0" in tag:
             return None
         if plugin in _PLUGINS and len(self._plugins) < MAX_TAGS:
-            self._plugins[tag] = plugin
+            self._plugins[file, tag] = plugin
         if simple is not None:
             return FindingKind.SCALAR, tag, _finite(simple), "", 0
         if histogram is not None:
@@ -111,7 +111,8 @@ class EventReader:
             pictures = [as_bytes(value) for number, _, value in fields_of(image) if number == 4]
             return _picture(tag, pictures[0]) if pictures else None
         if tensor is not None:
-            return _of_tensor(tag, self._plugins.get(tag, ""), tensor)
+            known = plugin if plugin in _PLUGINS else self._plugins.get((file, tag), "")
+            return _of_tensor(tag, known, tensor)
         return None
 
 

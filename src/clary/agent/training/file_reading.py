@@ -36,7 +36,6 @@ class _Tail:
     seen_bytes: int = 0  # size of the file at the last poll
     piece_bytes: int = field(default_factory=lambda: PIECE_BYTES)
     is_lost: bool = False
-    reader: EventReader = field(default_factory=EventReader)
 
 
 class FileReading:
@@ -53,6 +52,7 @@ class FileReading:
         self._folders = folders
         self._on_note = on_note
         self._tails: dict[str, _Tail] = {}
+        self._events = EventReader()
         self._names = RunNames()
         self._states: dict[str, int] = {}  # path of a state file -> when it was written, in nanoseconds
         self._told: set[str] = set()
@@ -89,11 +89,12 @@ class FileReading:
 
     def state(self, now_ms: int) -> TrainingProgress | None:
         """Return the progress in the newest trainer_state.json, if it is new, or None."""
-        changed = [one for one in self._state_files() if self._states.get(one.path) != one.modified_ns]
+        found = self._state_files()
+        changed = [one for one in found if self._states.get(one.path) != one.modified_ns]
+        self._states = {one.path: one.modified_ns for one in found}  # without files that were removed
         newest = max(changed, key=lambda one: one.modified_ns, default=None)
         if newest is None:
             return None
-        self._states |= {one.path: one.modified_ns for one in changed}
         read = growing_files.read_piece(self._root, newest.path, offset=0, max_bytes=MAX_STATE_BYTES)
         return None if read is None else progress_words.of_trainer_state(read[1], at_ms=now_ms)
 
@@ -124,7 +125,7 @@ class FileReading:
     def _read_records(self, path: str, tail: _Tail, piece: bytes) -> Iterator[Finding]:
         is_wandb = tail.place.kind is FileKind.WANDB
         split = wandb_records.split_records if is_wandb else event_records.split_records
-        read = wandb_records.findings_of if is_wandb else tail.reader.read
+        read = wandb_records.findings_of if is_wandb else self._events.read
         records = split(piece, offset=tail.offset)
         if records.is_lost:
             tail.is_lost = True

@@ -12,8 +12,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from clary.agent.training.json_values import may_have_more_values
 from clary.contract.training_values import TrainingProgress
 
+MAX_STATE_VALUES = 300_000  # of trainer_state.json; a history of 4 MiB has half of them
 MAX_CHARACTERS = 512  # characters of a line that are read
 MOST = 10**15  # largest number of steps; larger numbers count other units
 
@@ -110,7 +112,9 @@ def sign_in(line: str) -> Sign | None:
 
 
 def of_trainer_state(data: bytes, *, at_ms: int) -> TrainingProgress | None:
-    """Return the progress in trainer_state.json, or None if it has no valid numbers of steps."""
+    """Return the progress in trainer_state.json, or None if it has no valid numbers of steps, or too many values."""
+    if may_have_more_values(data, MAX_STATE_VALUES):
+        return None
     try:
         state = json.loads(data)
     except (ValueError, RecursionError):

@@ -12,16 +12,20 @@ import math
 import struct
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from clary.agent.training.event_records import MAX_RECORD_BYTES, Record, Records
+from clary.agent.training.json_values import may_have_more_values
 from clary.agent.training.value_lines import is_name
-from clary.agent.training.wire_fields import as_bytes, as_signed, as_text, fields_of
+from clary.agent.training.wire_fields import Malformed, as_bytes, as_signed, as_text, fields_of
 from clary.contract.training_values import MAX_NAME_CHARACTERS, Finding
 
 PREFIX = b":W&B\xe1\xbe\0"  # ident, a magic number, and the version: the format is private; other versions are unknown
 BLOCK_BYTES = 32 * 1024  # no piece crosses the end of one
 MAX_DEPTH = 4  # of nested values; W&B itself names them a.b
+MAX_NUMBERS = 20_000  # of one record; of all records of a host 5,000 names are kept (`finding_store`)
+MAX_VALUES = 100_000  # of one item of a record, as JSON
 _HEADER = struct.Struct("<IHB")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _MS_PER_S = 1000
@@ -110,6 +114,8 @@ def _of_history(message: bytes, *, offset: int, file: str) -> list[Finding]:
     for number, _, value in fields_of(message):
         if number == 1:
             numbers |= _item(as_bytes(value))
+            if len(numbers) > MAX_NUMBERS:
+                raise Malformed(f"more than {MAX_NUMBERS} numbers")
         elif number == 2:
             step = next((as_signed(one) for field, _, one in fields_of(as_bytes(value)) if field == 1), 0)
     if step is None and -_MOST_STEP < numbers.get("_step", math.nan) < _MOST_STEP:  # false for NaN, too
@@ -131,18 +137,25 @@ def _of_history(message: bytes, *, offset: int, file: str) -> list[Finding]:
 
 
 def _item(message: bytes) -> dict[str, float]:
-    """Return the numbers of a HistoryItem by name; other values are left out."""
-    words, text = [], ""
+    """Return the numbers of a HistoryItem by name, `MAX_NUMBERS` + 1 at most; other values are left out.
+
+    Raises: Malformed.
+    """
+    words, document = [], b""
     for number, _, value in fields_of(message):
         if number in (1, 2):  # key, or the components of nested_key
             words.append(as_text(value))
         elif number == 16:
-            text = as_text(value)
+            document = as_bytes(value)
+    if document[:1] == b"[":
+        return {}  # a list has no numbers with names, however long it is
+    if may_have_more_values(document, MAX_VALUES):
+        raise Malformed(f"more than {MAX_VALUES} values in one item")
     try:
-        told = json.loads(text)
+        told = json.loads(as_text(document))
     except (ValueError, RecursionError):
         return {}
-    return dict(_numbers(".".join(filter(None, words)), told, depth=0))
+    return dict(islice(_numbers(".".join(filter(None, words)), told, depth=0), MAX_NUMBERS + 1))
 
 
 def _numbers(name: str, told: Any, *, depth: int) -> Iterator[tuple[str, float]]:

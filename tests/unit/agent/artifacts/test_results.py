@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import os
 import tarfile
+from dataclasses import replace
 
 import pytest
 
 from clary.agent.archives import trees
-from clary.agent.artifacts import upload_results
+from clary.agent.artifacts import results, upload_results
 from clary.agent.artifacts.staging import ResultKind, result_sources
 from clary.base.errors import AgentError, ObjectStoreError
 from clary.contract.agent_protocol import StagedPart, UploadRole
@@ -289,6 +290,9 @@ def test_damaged_staged_part_is_an_error_and_no_model_appears(three):
     (part,) = three.stage_others()
     place = ("bucket", part.uri.removeprefix("s3://bucket/"))
     three.store.objects[place] = bytes(part.size_bytes)
+    with pytest.raises(AgentError, match="were replaced"):
+        three.lead((part,))
+    part = replace(part, etag="")  # of a store that names no ETags
     with pytest.raises(AgentError, match="incomplete"):
         three.lead((part,))
     three.store.objects[place] = b"\xff" * part.size_bytes
@@ -327,6 +331,42 @@ def test_leftovers_of_earlier_attempts_are_removed_too(one):
     one.store.put_bytes("bucket", f"out/{JOB_NAME}-2/output/.clary-staging/1/x", b"of another job")
     one.lead()
     assert one.keys() == [f"out/{JOB_NAME}-2/output/.clary-staging/1/x", MODEL]
+
+
+@pytest.mark.parametrize("method", ["delete", "list_objects"])
+def test_staged_parts_that_cannot_be_removed_are_a_note_because_the_results_are_complete(three, monkeypatch, method):
+    three.write("algo-2", "model/m", "mm")
+    parts = three.stage_others()
+
+    def refused(*_arguments):
+        raise ObjectStoreError("s3:DeleteObject is denied")
+
+    monkeypatch.setattr(three.store, method, refused)
+    facts = three.lead(parts)
+    assert facts.uploaded == (f"s3://bucket/{MODEL}",)
+    assert [note for note in facts.notes if "s3:DeleteObject is denied" in note and ".clary-staging" in note]
+    assert three.archive(MODEL) == {"m": b"mm"}
+    assert three.lead(parts).uploaded == facts.uploaded  # the order may come again
+    monkeypatch.undo()
+    three.lead(parts)
+    assert three.keys() == [MODEL]
+
+
+def test_a_repeated_removal_that_fails_again_is_a_note_too(three, monkeypatch):
+    three.write("algo-2", "model/m", "mm")
+    three.write("algo-3", "model/n", "nn")
+    parts = three.stage_others()
+    saved = {place: three.store.objects[place] for place in three.store.objects if "algo-3" in place[1]}
+    first = three.lead(parts)
+    three.store.objects.update(saved)
+
+    def refused(*_arguments):
+        raise ObjectStoreError("s3:DeleteObject is denied")
+
+    monkeypatch.setattr(three.store, "delete", refused)
+    again = three.lead(parts)
+    assert again.uploaded == first.uploaded
+    assert "s3:DeleteObject is denied" in again.notes[0]
 
 
 def test_results_that_cannot_be_read_are_an_error_naming_them(one, monkeypatch):
@@ -397,6 +437,23 @@ def test_uncompressed_results_that_the_store_lost_are_an_error(loose, monkeypatc
     monkeypatch.setattr(loose.store, "list_objects", lambda bucket, prefix: iter(()))
     with pytest.raises(AgentError, match="not in the object store"):
         loose.lead()
+
+
+def test_a_mark_that_is_refused_is_a_note_and_keeps_the_staged_parts_for_a_repetition(loose, monkeypatch):
+    loose.write("algo-2", "model/m", "mm")
+    parts = loose.stage("algo-2").staged
+
+    def refused(*_arguments, **_options):
+        raise ObjectStoreError("the copy is denied")
+
+    monkeypatch.setattr(results.LooseSink, "mark", refused)
+    facts = loose.lead(parts)
+    assert facts.uploaded == (LOOSE.model_uri,)
+    assert [note for note in facts.notes if "the copy is denied" in note]
+    assert loose.lead(parts).uploaded == facts.uploaded
+    monkeypatch.undo()
+    loose.lead(parts)
+    assert loose.keys() == [f"{BASE}/model/m"]
 
 
 def test_empty_uncompressed_results_write_nothing(loose):

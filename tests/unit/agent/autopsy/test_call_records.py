@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 import time
+import tracemalloc
 from datetime import UTC, datetime
 
 import pytest
 
+from clary.agent.autopsy import call_records
 from clary.agent.autopsy.call_records import groups_of, left_calls, match, own_number, read_records
 from clary.agent.autopsy.host_dump import dump_host
 from clary.base.plain import from_plain, to_plain
@@ -16,6 +18,7 @@ from clary.contract.collective_records import (
     FINISHED,
     GROUP_BYTES,
     NUM_ROWS,
+    NUM_SLOTS,
     ROW_BYTES,
     WAITED_FOR,
     CallRecord,
@@ -30,7 +33,7 @@ from clary.contract.collective_records import (
 from clary.contract.stack_dumps import HostDump
 from clary.contract.step_records import FOLDER as STEPS_FOLDER
 
-WORLD = GroupFacts("0", "gloo", 4, 1, (0, 1, 2, 3))
+WORLD = GroupFacts("0", "gloo", 4, 1, range(4))
 SECOND_NS = 1_000_000_000
 
 
@@ -108,6 +111,42 @@ def test_files_that_are_no_records_are_left_out(tmp_path):
     (tmp_path / "4-9.calls").symlink_to(tmp_path / "0-7.calls")
     write(tmp_path, 5, 9, name="5-9.other")
     assert [found.rank for found in read_records(tmp_path)] == [0]
+
+
+def fill(folder, *, num_files):
+    """Write files in which every slot has a group that claims many ranks, and a row."""
+    data = bytearray(pack_header(0, 0).ljust(FILE_BYTES, b"\0"))
+    for index in range(NUM_SLOTS):
+        begin = slot_offset(index)
+        data[begin : begin + GROUP_BYTES] = pack_group(
+            WORLD._replace(name=f"{index}", size=(1 << 16) - 3, ranks=range(3, 1 << 16)), 1
+        )
+        place = begin + GROUP_BYTES + ROW_BYTES
+        data[place : place + ROW_BYTES] = pack_row(CallRow(1, 5, 0, 4, -1, 1, 1, WAITED_FOR))
+    for rank in range(num_files):
+        header = pack_header(rank, rank)
+        (folder / f"{rank}-{rank}.calls").write_bytes(header + data[len(header) :])
+
+
+def test_groups_that_claim_many_ranks_take_no_memory_and_no_time(tmp_path):
+    fill(tmp_path, num_files=20)
+    began_s = time.process_time()
+    tracemalloc.start()
+    try:
+        left = left_calls(read_records(tmp_path), 100)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [len(one.groups) for one in left] == [NUM_SLOTS] * 20
+    assert {group.ranks for one in left for group in one.groups} == {"3-65535"}
+    assert most < 16 * 1024 * 1024
+    assert time.process_time() - began_s < 5
+
+
+def test_the_rows_of_all_files_are_bounded(tmp_path, monkeypatch):
+    fill(tmp_path, num_files=5)
+    monkeypatch.setattr(call_records, "MAX_ROWS", 3 * NUM_SLOTS)
+    assert len(read_records(tmp_path)) == 3
 
 
 def test_a_dump_holds_the_calls_of_processes_and_of_ended_ranks(tmp_path):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from pathlib import Path
 
 import pytest
-from event_writing import FILE_VERSION, event, image, png, record, scalar
+from event_writing import FILE_VERSION, event, image, plugin, png, record, scalar, tag, tensor
 
-from clary.agent.training import file_reading
+from clary.agent.training import event_summaries, file_reading
 from clary.agent.training.event_records import MAX_RECORD_BYTES
 from clary.agent.training.file_kinds import folders_to_watch
 from clary.agent.training.file_reading import FileReading
@@ -134,6 +135,26 @@ def test_content_from_before_the_programs_start_is_ignored(tmp_path, reading):
     put(tmp_path, "checkpoints/checkpoint-20/trainer_state.json", b'{"global_step": 20, "max_steps": 30}')
     assert reading.state(5).done == 20
     assert reading.state(5) is None
+
+
+def test_tags_whose_plugin_is_remembered_are_counted_over_all_files(tmp_path, reading, monkeypatch):
+    monkeypatch.setattr(event_summaries, "MAX_TAGS", 2)
+    number = tag("loss") + tensor(1, struct.pack("<f", 0.5))
+    for _ in range(2):  # of the second records two are known by the plugins that the first records have named
+        for file in range(4):
+            named = b"" if (tmp_path / f"{EVENTS}.{file}").exists() else plugin("scalars")
+            put(tmp_path, f"{EVENTS}.{file}", record(event(number + named)))
+        found = [value for _, value, _ in seen(reading)]
+        assert found == [0.5] * (4 if named else 2)
+
+
+def test_state_files_that_the_program_removed_are_not_remembered(tmp_path, reading):
+    for number in range(5):
+        put(tmp_path, f"model/{number}/trainer_state.json", b'{"global_step": 20, "max_steps": 30}')
+        assert reading.state(5).done == 20
+        (tmp_path / f"model/{number}/trainer_state.json").unlink()
+    assert reading.state(5) is None
+    assert not reading._states
 
 
 def test_a_rewritten_file_is_read_from_its_beginning(tmp_path, reading):

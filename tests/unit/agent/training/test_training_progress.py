@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tracemalloc
 from datetime import UTC, datetime
 
 import pytest
@@ -197,6 +198,18 @@ def test_a_state_file_of_transformers_is_progress():
     assert (progress.step_in_epoch, progress.steps_per_epoch, progress.source) == (0, 30, "trainer_state")
     for wrong in (b"", b"[]", b"{}", b'{"global_step": 5, "max_steps": 0}', b'{"global_step": NaN, "max_steps": 4}'):
         assert of_trainer_state(wrong, at_ms=5) is None
+
+
+def test_a_state_of_more_values_than_a_training_writes_is_not_parsed():
+    began = b'{"global_step": 10, "max_steps": 30, "log_history": ['
+    assert of_trainer_state(began + b'{"loss": 1.5, "step": 2},' * 50_000 + b"{}]}", at_ms=5).done == 10
+    tracemalloc.start()
+    try:
+        assert of_trainer_state(began + b"{}," * 1_000_000 + b"{}]}", at_ms=5) is None
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 16 * 1024 * 1024
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e4), st.floats(0, 1e9)), max_size=40))

@@ -181,6 +181,45 @@ def test_a_long_name_is_not_put_before_each_of_the_values_within_it():
     assert most < 64 * 1024 * 1024
 
 
+def short_names(num: int) -> str:
+    return ",".join(f'"{number:x}":0' for number in range(num))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("{" + short_names(60_000) + "}", "more than 20000 numbers"),
+        ("{" + short_names(200_000) + "}", "more than 100000 values in one item"),
+        ('{"a":[' + "{}," * 500_000 + "{}]}", "more than 100000 values in one item"),
+    ],
+    ids=["numbers", "names", "objects"],
+)
+def test_a_record_of_more_numbers_than_a_host_has_metrics_does_not_grow_in_memory(
+    tmp_path, reading, notes, value, words
+):
+    record = history(1, item("k" * 248, value.encode()))
+    (tmp_path / FILE).write_bytes(log(record, history(2, loss=2.0)))
+    tracemalloc.start()
+    try:
+        found = seen(reading)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found == [("loss", 2.0, 2)]
+    assert words in notes[0]
+    assert most < 32 * 1024 * 1024
+
+
+def test_many_items_of_one_record_are_counted_together():
+    with pytest.raises(Malformed, match="more than 20000 numbers"):
+        told(history(1, *(item(f"k{number}", 1) for number in range(20_001))))
+    assert len(told(history(1, *(item(f"k{number}", 1) for number in range(20_000))))) == 20_000
+
+
+def test_a_long_list_beside_the_numbers_of_a_call_costs_no_number():
+    assert told(history(1, item("list", list(range(200_000))), loss=0.5)) == [("loss", 0.5, 1)]
+
+
 @pytest.mark.parametrize("prefix", [b":W&B\xe1\xbe\1", b":W&B\0\0\0", b"SQLite "])
 def test_a_log_of_another_version_is_named_and_not_read(reading, notes, tmp_path, prefix):
     (tmp_path / FILE).write_bytes(prefix + log(history(1, loss=0.5))[len(PREFIX) :])

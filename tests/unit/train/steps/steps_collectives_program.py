@@ -186,7 +186,7 @@ def test_groups_are_recorded_with_their_ranks_and_separate_numbers():
     dist.all_reduce(torch.ones(7), group=group)
     (record,) = (record for record in read_records(FOLDER) if record.process == os.getpid())
     new = record.groups[-1]
-    assert (new.facts.ranks, new.facts.size, new.facts.rank) == ((0,), 1, 0)
+    assert (tuple(new.facts.ranks), new.facts.size, new.facts.rank) == ((0,), 1, 0)
     assert [(row.number, row.num_elements) for row in new.rows] == [(1, 7)]
     dist.destroy_process_group(group)
 
