@@ -119,6 +119,40 @@ def test_the_deprecated_ddp_is_tuned_unless_a_bucket_size_is_given(rank, size):
         torch.testing.assert_close(ours, theirs)
 
 
+class Unused(torch.nn.Module):
+    """Has a parameter that takes no part."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+def test_the_deprecated_ddp_takes_the_arguments_of_torchs(rank, size):
+    if str(COMPAT) not in sys.path:
+        sys.path.append(str(COMPAT))
+    deprecated = importlib.import_module("smdistributed.dataparallel.torch.parallel.distributed")
+    wrapped = deprecated.DistributedDataParallel(Unused(), find_unused_parameters=True, gradient_as_bucket_view=True)
+    assert wrapped.find_unused_parameters
+    assert wrapped.gradient_as_bucket_view
+    for _ in range(3):
+        wrapped(torch.full((1, 2), float(rank))).sum().backward()
+    assert wrapped.module.used.weight.grad.eq(3 * (size - 1) / 2).all()
+    deprecated.DistributedDataParallel(Unused(), gradient_accumulation_steps=1)
+    for options, words in (
+        ({"gradient_accumulation_steps": 4}, "no_sync"),
+        ({"find_unused": True}, "find_unused"),
+    ):
+        failure = None
+        try:
+            deprecated.DistributedDataParallel(Unused(), **options)
+        except (TypeError, ValueError) as error:
+            failure = error
+        assert words in str(failure), failure
+
+
 def test_the_outcome_gives_the_reason_why_a_model_is_not_tuned(rank, size):
     if size == 1:
         assert "one rank" in tune_buckets(DistributedDataParallel(model())).outcome

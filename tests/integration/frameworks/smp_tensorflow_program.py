@@ -220,7 +220,7 @@ def test_eager_calls_results_of_all_kinds_and_arguments_of_all_kinds(rank, size)
     start(partitions=2, microbatches=2)
     model = perceptron(smp.DistributedModel)()
 
-    @smp.step(non_split_inputs=["weight"], input_split_axes={"columns": 1})
+    @smp.step(["weight"], {"columns": 1})
     def step(batch, weight, columns, factor, *, name):
         scores = model(batch["images"]) * factor * weight[0]
         return {"scores": scores, "name": name, "parts": (columns, [tf.shape(batch["images"])[0], 7, None])}

@@ -1,5 +1,6 @@
 """Checks of `smdistributed.dataparallel.tensorflow` on several ranks."""
 
+import importlib
 from functools import partial
 
 import numpy as np
@@ -169,6 +170,58 @@ def check_optimizers_of_keras_train_the_same_model_on_all_ranks(rank, size):
     model.fit(images, images.sum(axis=1), batch_size=8, epochs=2, verbose=0)
     for weight in model.get_weights():
         assert np.array_equal(weight, sdp.broadcast(tf.constant(weight), 0).numpy())
+
+
+def check_the_keras_module_has_the_names_that_scripts_use(rank, size):
+    assert sdp.keras is importlib.import_module("smdistributed.dataparallel.tensorflow.keras")
+    names = "init shutdown is_initialized rank size local_rank local_size Compression ReduceOp DistributedOptimizer"
+    for name in (*names.split(), "allreduce", "oob_allreduce", "broadcast", "broadcast_variables"):
+        assert getattr(sdp.keras, name) is getattr(sdp, name), name
+    assert sdp.keras.rank() == rank
+
+
+def check_callbacks_of_keras_make_ranks_alike_and_average_metrics(rank, size):
+    tf.keras.utils.set_random_seed(rank)
+    model = tf.keras.Sequential([tf.keras.layers.Input((3,)), tf.keras.layers.Dense(2), tf.keras.layers.Dense(1)])
+    model.compile(sdp.keras.DistributedOptimizer(tf.keras.optimizers.Adam(0.05)), "mse", metrics=["mae"])
+    images = np.random.default_rng(rank).normal(size=(32, 3)).astype("float32")
+
+    class Noted(tf.keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.before = dict(logs)
+
+    noted = Noted()
+    callbacks = [
+        sdp.keras.callbacks.BroadcastGlobalVariablesCallback(0),
+        noted,
+        sdp.keras.callbacks.MetricAverageCallback(),
+    ]
+    told = model.fit(images, images.sum(axis=1), batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
+    for weight in [*model.get_weights(), *map(np.asarray, sdp.keras.callbacks.variables_of(model.optimizer))]:
+        if weight.dtype.kind == "f":
+            assert np.array_equal(weight, sdp.broadcast(tf.constant(weight), 0).numpy())
+    for name, values in told.history.items():
+        own = float(noted.before[name])
+        expected = float(sdp.oob_allreduce(tf.constant(own, tf.float64)))
+        assert np.isclose(values[-1], expected), (name, values, expected)
+
+
+def check_objects_are_gathered_by_the_communicator_of_workers(rank, size):
+    comm = sdp.get_worker_comm()
+    assert (comm.Get_rank(), comm.Get_size(), comm.rank, comm.size) == (rank, size, rank, size)
+    own = {"rank": rank, "boxes": [np.full(rank, rank)] * rank}
+    gathered = comm.gather(own, root=size - 1)
+    if rank == size - 1:
+        assert [one["rank"] for one in gathered] == list(range(size))
+        assert [len(one["boxes"]) for one in gathered] == list(range(size))
+    else:
+        assert gathered is None
+    assert comm.allgather(rank == 0) == [True] + [False] * (size - 1)
+    assert comm.bcast("x" * 1000 if rank == 1 else None, root=1) == "x" * 1000
+    comm.Barrier()
+    comm.barrier()
+    raises(ValueError, lambda: comm.gather(own, root=size), "root")
+    raises(AttributeError, lambda: comm.Split(), "Split", "mpi4py", "gather")
 
 
 def check_graphs_of_tensorflow_1(rank, size):

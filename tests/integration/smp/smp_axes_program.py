@@ -11,6 +11,7 @@ from smdistributed.modelparallel.torch.patches.checkpoint import checkpoint_sequ
 from smp_core_program import failure_of, shared_folder, start, train, train_step
 from smp_models import SharedPerceptron, Winding, batch_of, make, train_alone
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 
 class Tall(nn.Module):
@@ -80,6 +81,21 @@ def test_a_tensor_group_trains_as_one_process_does(rank, size):
             model, optimizer = cut_model(2, tensor_parallel_degree=2, optimize=optimize, prescaled_batch=prescaled)
             assert model.module.first.weight.numel() == 8 * 16 // 2
             assert_trains_like_alone(model, optimizer, Tall, 2)
+
+
+def test_a_hook_gets_what_all_replicas_hold_and_slices_are_averaged_without_it(rank, size):
+    for keys in ({}, {"partitions": 2}) if size == 4 else ({},):
+        model, optimizer = cut_model(2, tensor_parallel_degree=2, **keys)
+        given = []
+
+        def averaging(group, bucket, given=given):
+            given.extend(id(one) for one in bucket.parameters())
+            bucket.buffer().div_(smp.state.cfg.microbatches)
+            return default_hooks.allreduce_hook(group, bucket)
+
+        model.register_comm_hook(smp.get_dp_process_group(), averaging)
+        assert_trains_like_alone(model, optimizer, Tall, 2)
+        assert set(given) == {id(one) for _, one in model.default_reducer_named_parameters()}
 
 
 def test_a_tensor_group_in_a_pipeline_trains_as_one_process_does(rank, size):

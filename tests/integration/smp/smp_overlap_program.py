@@ -130,9 +130,20 @@ def test_gradients_computed_after_their_bucket_was_sent_are_not_lost(rank, size)
     assert sum(found) > 0, "the model was to call its layer more often than before, while buckets were on their way"
 
 
+def averaging(hook):
+    """Return a hook that averages over microbatches, as SMP's documentation asks of hooks, and then calls another."""
+
+    def averaged(state, bucket):
+        bucket.buffer().div_(smp.state.cfg.microbatches)
+        return hook(state, bucket)
+
+    return averaged
+
+
 def test_ddp_comm_hooks_replace_the_sum(rank, size):
     calls = []
 
+    @averaging
     def counted(state, bucket):
         calls.append((bucket.index(), bucket.is_last(), [one.shape for one in bucket.gradients()]))
         assert sum(one.numel() for one in bucket.parameters()) == bucket.buffer().numel()
@@ -154,11 +165,65 @@ def test_ddp_comm_hooks_replace_the_sum(rank, size):
     rough, _ = train(
         SharedPerceptron,
         config(size),
-        prepare=lambda model: model._register_comm_hook(smp.get_dp_process_group(), default_hooks.fp16_compress_hook),
+        prepare=lambda model: model._register_comm_hook(
+            smp.get_dp_process_group(), averaging(default_hooks.fp16_compress_hook)
+        ),
     )
     assert any(not torch.equal(value, plain[name]) for name, value in rough.items())
     for name, value in rough.items():
         torch.testing.assert_close(value, plain[name], atol=0.02, rtol=0.1)
+
+
+def test_hooks_get_sums_over_microbatches_with_one_replica_too(rank, size):
+    """A pipeline over all ranks has one replica: torch's DDP calls the hook of one process, too."""
+    keys = config(size, partitions=size)
+    plain, _ = train(SharedPerceptron, keys)
+    calls = []
+
+    @averaging
+    def counted(state, bucket):
+        calls.append(bucket.index())
+        return default_hooks.allreduce_hook(state, bucket)
+
+    hooked, _ = train(
+        SharedPerceptron, keys, prepare=lambda model: model.register_comm_hook(smp.get_dp_process_group(), counted)
+    )
+    assert_same(plain, hooked)
+    assert len(calls) >= NUM_STEPS or not plain, calls
+
+
+@smp.step
+def torchs_step(model, inputs, targets):
+    loss = loss_of(model(inputs), targets)
+    loss.backward()
+    return loss
+
+
+def test_hooks_get_sums_of_gradients_that_torch_computes(rank, size):
+    if size > 2:  # a pipeline refuses loss.backward()
+        return
+    given = {}
+
+    def note(state, bucket):
+        given[bucket.index()] = bucket.buffer().clone()
+        return default_hooks.allreduce_hook(state, bucket)
+
+    found = []
+    for step in (train_step, torchs_step):
+        start(**config(size))
+        model, _ = wrapped(SharedPerceptron)
+        model.register_comm_hook(smp.get_dp_process_group(), note)
+        step(model, *own_batch(SharedPerceptron, 0))
+        found.append(dict(given))
+    assert found[0].keys() == found[1].keys()
+    for index, one in found[0].items():
+        torch.testing.assert_close(one, found[1][index])
+    alone = make(SharedPerceptron)
+    inputs, targets = own_batch(SharedPerceptron, 0)
+    for part in range(4):
+        loss_of(alone(inputs[part * 2 : part * 2 + 2]), targets[part * 2 : part * 2 + 2]).backward()
+    total = sum(float(one.grad.sum()) for one in alone.parameters())
+    assert abs(sum(float(one.sum()) for one in found[0].values()) - total) < 1e-4, (found, total)
 
 
 def test_hooks_are_refused_where_they_would_never_be_called(rank, size):

@@ -36,11 +36,11 @@ class Remembering(torch.autograd.Function):
 
 
 def graphs_left(detaches, *, as_record=False):
-    """Return the number of microbatches whose graph is alive on this rank after a step."""
+    """Return the number of microbatches whose graph is alive on this rank after a step; None leaves the default."""
     model = smp.DistributedModel(make(SharedPerceptron))
     graphs = []
 
-    @smp.step(detach_outputs=detaches)
+    @smp.step(**({} if detaches is None else {"detach_outputs": detaches}))
     def run(model, inputs, targets):
         kept = Kept()
         if not smp.is_tracing():
@@ -54,7 +54,7 @@ def graphs_left(detaches, *, as_record=False):
     alive = sum(graph() is not None for graph in graphs)
     if not as_record:
         outputs = [*found["loss"].outputs, *found["both"][1][0].outputs]
-        assert all(one.requires_grad != detaches for one in outputs) or smp.pp_rank() > 0
+        assert all(one.requires_grad == (detaches is False) for one in outputs) or smp.pp_rank() > 0
     return alive, len(graphs)
 
 
@@ -66,10 +66,41 @@ def test_detached_results_keep_no_graph_alive(rank, size):
         assert total == (4 if smp.pp_rank() == 0 else 0)
         start(microbatches=4, **keys)
         alive, total = graphs_left(False)
-        assert alive == total, "without detach_outputs results are documented to keep their graphs"
+        assert alive == total, "with detach_outputs=False results are documented to keep their graphs"
+        start(microbatches=4, **keys)
+        alive, total = graphs_left(None)
+        assert alive == 0, "detach_outputs is documented to be set by default"
         start(microbatches=4, **keys)
         alive, total = graphs_left(True, as_record=True)
         assert alive == 0, (keys, alive)
+
+
+@smp.step
+def evaluating_step(model, inputs):
+    return model(inputs)
+
+
+def test_results_of_a_step_become_arrays_at_once(rank, size):
+    for keys in ({"ddp": True}, {"partitions": 2}):
+        start(microbatches=4, **keys)
+        model = smp.DistributedModel(make(SharedPerceptron)).eval()
+        inputs, _ = batch_of(SharedPerceptron, 0)
+        found = evaluating_step(model, inputs)
+        assert len(found.concat().numpy()) == len(inputs)
+
+
+def test_a_step_takes_its_options_in_the_documented_order(rank, size):
+    start(microbatches=4, ddp=True)
+    seen = []
+
+    def look(whole, across, along):
+        seen.append((whole.shape, across.shape, along.shape))
+
+    tensors = torch.zeros(3), torch.zeros(2, 8), torch.zeros(8, 2)
+    smp.step(["whole"], {"across": 1})(look)(*tensors)
+    smp.step(["whole"], input_split_axes={"across": 1})(look)(*tensors)
+    smp.step(look, non_split_inputs=["whole"], input_split_axes={"across": 1})(*tensors)
+    assert seen == [((3,), (2, 2), (2, 2))] * 12, seen
 
 
 class Sums(nn.Module):

@@ -1,10 +1,12 @@
 """smdebug's names, and the precedence of AWS's own package."""
 
+import argparse
 import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +32,7 @@ COMPAT = Path(clary.__file__).parent / "compat"
         (".rules.rule_invoker", "invoke_rule"),
         (".analysis.utils", "no_refresh refresh"),
         (".core.modes", "ModeKeys"),
+        (".profiler.utils", "str2bool"),
     ],
 )
 def test_names_are_where_programs_look_for_them(module: str, names: str) -> None:
@@ -52,6 +55,46 @@ def test_errors_are_caught_by_smdebugs_names() -> None:
 def test_other_frameworks_are_refused_by_name(name: str) -> None:
     with pytest.raises(ImportError, match=f"smdebug.{name}: only PyTorch is supported: use smdebug.pytorch"):
         importlib.import_module(f"clary.compat.smdebug.{name}")
+
+
+@pytest.mark.parametrize("text", ["yes", "True", "t", "Y", "1", True])
+def test_the_profilers_str2bool_reads_words_for_true(text: str | bool) -> None:
+    assert str2bool()(text) is True
+
+
+@pytest.mark.parametrize("text", ["no", "FALSE", "f", "n", "0", False])
+def test_the_profilers_str2bool_reads_words_for_false(text: str | bool) -> None:
+    assert str2bool()(text) is False
+
+
+def test_the_profilers_str2bool_refuses_another_word_as_argparse_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--gpu", type=str2bool(), default=True)
+    assert parser.parse_args(["--gpu", "no"]).gpu is False
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--gpu", "perhaps"])
+    assert "argument --gpu: 'perhaps' is no truth value; expected yes or no, true or false" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["analysis", "analysis.notebook_utils.training_job", "algorithm_metrics_reader", "system_metrics_reader"],
+)
+def test_the_profilers_readers_are_refused_with_the_name_of_the_report(module: str) -> None:
+    with pytest.raises(ImportError, match="use clary profile-report JOB"):
+        importlib.import_module(f"clary.compat.smdebug.profiler.{module}")
+
+
+@pytest.mark.parametrize("module", ["profiler", "profiler.utils"])
+def test_other_names_of_the_profiler_are_refused_with_the_name_of_the_report(module: str) -> None:
+    found = importlib.import_module(f"clary.compat.smdebug.{module}")
+    with pytest.raises(ImportError, match="TimeUnits: the readers of profiles are missing: use clary profile-report"):
+        exec(f"from clary.compat.smdebug.{module} import TimeUnits")
+    assert not hasattr(found, "__wrapped__")
+
+
+def str2bool() -> Any:
+    return importlib.import_module("clary.compat.smdebug.profiler.utils").str2bool
 
 
 def imported_version(*places: Path) -> str:

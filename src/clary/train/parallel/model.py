@@ -10,7 +10,8 @@ cuts the model (`partition.plan`) and sends the plan to all ranks, calls of remo
 
 [Note: scale] The gradient of a step is the mean over its microbatches unless `average_grads_across_microbatches` is
 off: the initial gradient of every backward pass is divided by the number of microbatches. Scripts without a pipeline
-and without fp16 may call `loss.backward()` themselves; then gradients are divided as they are computed.
+and without fp16 may call `loss.backward()` themselves; then gradients are divided as they are computed. With a
+communication hook nothing is divided: the documentation asks the hook to average over microbatches, too.
 """
 
 from __future__ import annotations
@@ -361,7 +362,7 @@ class DistributedModel(ReducingModel):
         return contextlib.nullcontext() if self._offloader is None else self._offloader.lane(number)
 
     def _seed_scale(self, one: Microbatch | None) -> float:
-        scale = 1 / one.total if one is not None and self._averages else 1.0
+        scale = 1 / one.total if one is not None and self._divides else 1.0
         optimizer = self._runtime.optimizer
         return scale * (optimizer.loss_scale if optimizer is not None else 1.0)
 

@@ -216,6 +216,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         found = {name: value for name, value in state_dict.items() if name not in (IS_PARTIAL, _SCALE)}
         self.stepper.load(found)
+        self.load_scale(state_dict)
+
+    def load_scale(self, state_dict: dict[str, Any]) -> None:
+        """Load the loss scale alone, if the state has one."""
         if _SCALE in state_dict:
             self._scale.load(state_dict[_SCALE])
 

@@ -70,11 +70,13 @@ class ReducingModel(StatefulModel):
         self._communication_hook: CommunicationHook | None = None
 
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
-        """Let `hook(state, bucket)` average the gradients of replicas, as a DDP hook of torch does.
+        """Let `hook(state, bucket)` average gradients over replicas and microbatches, as SMP's documentation has it.
 
         Args:
-            hook: function of a bucket (`buffer()`, `gradients()`, `parameters()`, `index()`, `is_last()`) with
-                undivided gradients, which returns a future of the means. All replicas call it in the order of buckets.
+            hook: function of a bucket (`buffer()`, `gradients()`, `parameters()`, `index()`, `is_last()`) with sums
+                over this replica's microbatches, which returns a future of the means. All replicas call it in the order
+                of buckets; a single replica calls it, too. It gets the parameters that all ranks of
+                `get_dp_process_group` hold. Slices of a tensor group have fewer replicas, and are averaged without it.
 
         Raises: RuntimeError if there is a hook; ValueError if the optimizer reduces gradients to shards.
         """
@@ -83,9 +85,14 @@ class ReducingModel(StatefulModel):
             raise RuntimeError("register_comm_hook: there is a hook already; a model has one")
         self._communication_hook = CommunicationHook(state, hook)
         if self._reducer is not None:
-            self._reducer.set_hook(self._communication_hook)
+            self._reducer.set_hook(self._communication_hook, self._runtime.groups.size(Along.DP))
 
     _register_comm_hook = register_comm_hook  # its name in SMP 1.2
+
+    @property
+    def _divides(self) -> bool:
+        """Whether gradients are divided by the number of microbatches; if there is a hook, it does so."""
+        return self._averages and self._communication_hook is None
 
     def join(
         self,
@@ -195,7 +202,7 @@ class ReducingModel(StatefulModel):
             trained = [one for one in self.local_parameters() if one.requires_grad]
         else:
             trained = self._make_reducer(are_equal=False)
-        self._hook_handles += [one.register_hook(self._on_gradient) for one in trained]
+        self._hook_handles += self._listen(trained)
         self._watched = Watched(self.inner)
 
     def follow_changes(self) -> None:
@@ -214,7 +221,18 @@ class ReducingModel(StatefulModel):
         for follower in (*self._hook_handles, self._ordered, self._reducer):
             if follower is not None:
                 follower.remove()
-        self._hook_handles = [one.register_hook(self._on_gradient) for one in self._make_reducer(are_equal=True)]
+        self._hook_handles = self._listen(self._make_reducer(are_equal=True))
+
+    def _listen(self, trained: list[torch.nn.Parameter]) -> list[Any]:
+        """Hook trained parameters; return the handles."""
+        if self.sharded is not None:
+            return [one.register_hook(self._on_gradient) for one in trained]
+        num_replicas = self._runtime.groups.size(Along.DP)
+        is_slice = [dist.get_world_size(self.group_of(one)) != num_replicas for one in trained]
+        return [
+            one.register_hook(self._on_gradient_of_slice if sliced else self._on_gradient)
+            for one, sliced in zip(trained, is_slice, strict=True)
+        ]
 
     def _make_reducer(self, *, are_equal: bool) -> list[torch.nn.Parameter]:
         """Make the reducer of gradients; return the parameters that are trained.
@@ -241,7 +259,7 @@ class ReducingModel(StatefulModel):
             overlaps=self._overlaps and self._ordered is None and not configuration.shard_optimizer_state,
         )
         if self._communication_hook is not None:
-            self._reducer.set_hook(self._communication_hook)
+            self._reducer.set_hook(self._communication_hook, self._runtime.groups.size(Along.DP))
         return [one.parameter for one in trained]
 
     @contextlib.contextmanager
@@ -301,7 +319,14 @@ class ReducingModel(StatefulModel):
                 "loss.backward() inside a step, where gradients are scaled or lie on several ranks: call "
                 "model.backward(loss)"
             )
-        return grad / one.total if self._averages else None
+        return grad / one.total if self._divides else None
+
+    def _on_gradient_of_slice(self, grad: torch.Tensor) -> torch.Tensor | None:
+        """Average over microbatches, too, where a communication hook, which gets no slices, would have to do it."""
+        changed = self._on_gradient(grad)
+        if self._communication_hook is None or not (self._averages and self._is_in_step):
+            return changed
+        return grad / self._runtime.configuration.microbatches
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from clary.train.parallel.errors import ParallelError
 from clary.train.parallel.microbatches import merge_results, split_arguments
 from clary.train.parallel.misuse import refuse_originals
 from clary.train.parallel.pipeline.messages import map_leaves
+from clary.train.parallel.step_options import read_options
 
 
 @dataclass(frozen=True)
@@ -50,31 +51,29 @@ def is_tracing() -> bool:
 
 
 def step(
-    function: Callable[..., Any] | None = None,
-    *,
-    non_split_inputs: Collection[str] = (),
+    *arguments: Any,
+    non_split_inputs: Collection[str] | None = None,
     input_split_axes: Mapping[str, int] | None = None,
-    detach_outputs: bool = False,
+    detach_outputs: bool = True,
 ) -> Any:
     """Decorate the function of a step; usable with or without arguments.
 
     Args:
+        arguments: the function, or `non_split_inputs` and `input_split_axes` in this order.
         non_split_inputs: names of arguments that every microbatch gets whole.
         input_split_axes: axis along which an argument is cut, by name of argument, if it is not 0.
-        detach_outputs: whether results are detached from their graphs, which frees activations.
+        detach_outputs: whether results are detached from their graphs. If not, activations stay in memory as long as
+            the results.
 
     Returns: a function of the same arguments, which returns tensors as `StepOutput` and other leaves as lists with one
         item per microbatch.
-    Raises: errors of `split_arguments` and of the function; `ParallelError` if another rank failed, or if the function
-        is called with the original model or, with a pipeline, before there is a DistributedModel.
+    Raises: errors of `read_options`; the returned function raises errors of `split_arguments` and of the decorated
+        function, `ParallelError` if another rank failed, or if it is called with the original model or, with a
+        pipeline, before there is a DistributedModel.
     """
+    function, whole, axes = read_options(arguments, non_split_inputs, input_split_axes)
     if function is None:
-        return functools.partial(
-            step,
-            non_split_inputs=non_split_inputs,
-            input_split_axes=input_split_axes,
-            detach_outputs=detach_outputs,
-        )
+        return functools.partial(step, non_split_inputs=whole, input_split_axes=axes, detach_outputs=detach_outputs)
     wrapped = function
 
     @functools.wraps(wrapped)
@@ -88,7 +87,7 @@ def step(
                 f"smp.step was called with no DistributedModel, and pipeline_parallel_degree is "
                 f"{now.configuration.partitions}: wrap the model in smp.DistributedModel first"
             )
-        pieces = split_arguments(wrapped, args, kwargs, total, whole=non_split_inputs, axes=input_split_axes)
+        pieces = split_arguments(wrapped, args, kwargs, total, whole=whole, axes=axes)
         if now.model is not None:
             now.model.check_first_inputs(wrapped, args, kwargs)
 

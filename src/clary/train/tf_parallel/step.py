@@ -21,6 +21,7 @@ import tensorflow as tf
 from clary.train.collective.adapters.tensorflow.memory import array_of, tensor_of
 from clary.train.collective.adapters.tensorflow.ordered import run_ordered
 from clary.train.parallel.layout.mesh import Along
+from clary.train.parallel.step_options import read_options
 from clary.train.tf_parallel import session
 from clary.train.tf_parallel.arguments import Arguments, read_arguments
 from clary.train.tf_parallel.errors import GraphBuildError
@@ -58,9 +59,8 @@ class Traced:
 
 
 def step(
-    function: Callable[..., Any] | None = None,
-    *,
-    non_split_inputs: Collection[str] = (),
+    *arguments: Any,
+    non_split_inputs: Collection[str] | None = None,
     input_split_axes: Mapping[str, int] | None = None,
     input_signature: Sequence[Any] | None = None,
     **options: Any,
@@ -68,6 +68,7 @@ def step(
     """Decorate the function of a step; usable with or without arguments.
 
     Args:
+        arguments: the function, or `non_split_inputs` and `input_split_axes` in this order.
         non_split_inputs: names of arguments that every microbatch gets whole.
         input_split_axes: axes to cut other than 0, by name of argument.
         input_signature: specs of the whole batch, as for tf.function.
@@ -75,20 +76,21 @@ def step(
 
     Returns: a function of the same arguments, which returns tensors as `StepOutput` and other leaves as lists with one
         item per microbatch.
-    Raises: ValueError for an option of compilation, TypeError for an unknown option. The returned function raises
-        errors of `read_arguments`, `make_plan`, `Run.results` and the decorated function; if a tf.function runs the
-        step, errors of ranks become TensorFlow errors with the same text.
+    Raises: errors of `read_options`; ValueError for an option of compilation, TypeError for an unknown option. The
+        returned function raises errors of `read_arguments`, `make_plan`, `Run.results` and the decorated function; if
+        a tf.function runs the step, errors of ranks become TensorFlow errors with the same text.
     """
+    function, whole, axes = read_options(arguments, non_split_inputs, input_split_axes)
     if function is None:
         return functools.partial(
             step,
-            non_split_inputs=non_split_inputs,
-            input_split_axes=input_split_axes,
+            non_split_inputs=whole,
+            input_split_axes=axes,
             input_signature=input_signature,
             **options,
         )
     _check_options(options)
-    return _Step(function, non_split_inputs, input_split_axes or {}, input_signature).as_function()
+    return _Step(function, whole, axes, input_signature).as_function()
 
 
 class _Step:

@@ -115,6 +115,7 @@ def resume_from_checkpoint(
     partial: bool = True,
     strict: bool = True,
     load_optimizer: bool = True,
+    load_sharded_state: bool = True,
     translate: Callable[[State], State] | None = None,
 ) -> Any:
     """Load a checkpoint into the program's model and optimizer, at once or as soon as modules are placed.
@@ -124,6 +125,8 @@ def resume_from_checkpoint(
     Args:
         tag: None takes the newest.
         partial: as in the save; without a tag, the newest save decides.
+        load_sharded_state: with sharded data parallelism, whether the optimizer's state is loaded; if not, only the
+            float32 masters, which are the model's shards, and the loss scale are. Without it, this has no effect.
         translate: changes a whole model before it is loaded.
 
     Returns: the saved `user_content`; None without it. For a full checkpoint without `user_content`, the loaded state.
@@ -140,7 +143,13 @@ def resume_from_checkpoint(
         tag = newest.removesuffix(PARTIAL)
         partial = newest.endswith(PARTIAL)
     if partial:
-        return _resume_parts(runtime, folder / f"{tag}{PARTIAL}", strict=strict, load_optimizer=load_optimizer)
+        return _resume_parts(
+            runtime,
+            folder / f"{tag}{PARTIAL}",
+            strict=strict,
+            load_optimizer=load_optimizer,
+            load_sharded_state=load_sharded_state,
+        )
     state = _whole(folder / tag, runtime.model.inner)
     if load_optimizer and runtime.optimizer is not None and runtime.rank == 0:
         _LOG.warning("%s holds the model alone: the optimizer begins anew", folder / tag)
@@ -218,7 +227,9 @@ def _save_parts(runtime: Runtime, folder: Path, model: Any, optimizer: Any, user
     return runtime.place.local_rank == 0 and move(beside, folder)
 
 
-def _resume_parts(runtime: Runtime, folder: Path, *, strict: bool, load_optimizer: bool) -> Any:
+def _resume_parts(
+    runtime: Runtime, folder: Path, *, strict: bool, load_optimizer: bool, load_sharded_state: bool
+) -> Any:
     if runtime.place.local_rank == 0:
         put_in_place(folder)
     runtime.groups.barrier(Along.WORLD)
@@ -239,10 +250,12 @@ def _resume_parts(runtime: Runtime, folder: Path, *, strict: bool, load_optimize
         ranks = rank_words(runtime, has_replicas=layout["sharded"])
         model.load_state_dict(_read_part(folder, f"model_{ranks}.pt", layout), strict=strict, same_partition_load=True)
         if loads_optimizer:
-            state = _read_part(folder, f"optimizer_{ranks}.pt", layout)
-            if (folder / f"fp16_states_{ranks}.pt").exists():
-                state |= _read_part(folder, f"fp16_states_{ranks}.pt", layout)
-            optimizer.load_state_dict(state)
+            is_half = (folder / f"fp16_states_{ranks}.pt").exists()
+            half = _read_part(folder, f"fp16_states_{ranks}.pt", layout) if is_half else {}
+            if load_sharded_state or runtime.configuration.sharded_data_parallel_degree == 1:
+                optimizer.load_state_dict({**_read_part(folder, f"optimizer_{ranks}.pt", layout), **half})
+            else:
+                optimizer.load_scale(half)
     return _read_part(folder, "user_content.pt", layout)["content"]
 
 

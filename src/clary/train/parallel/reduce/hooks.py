@@ -28,7 +28,7 @@ class CommunicationHook:
         """Call the hook with a bucket; return a function that waits for the means.
 
         Args:
-            flat: gradients, not divided by the number of ranks.
+            flat: gradients, not divided by the number of ranks or of microbatches.
 
         Raises: TypeError if the hook returns no future; the returned function raises ValueError if the means have
             another length.
@@ -63,7 +63,7 @@ class GradientBucket:
         return self._bucket.index
 
     def buffer(self) -> torch.Tensor:
-        """Return the flat gradients of this rank, not divided."""
+        """Return the flat gradients of this rank: sums over microbatches, not divided."""
         return self._flat
 
     def set_buffer(self, buffer: torch.Tensor) -> None:

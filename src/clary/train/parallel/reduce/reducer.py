@@ -37,9 +37,11 @@ class GradientReducer:
     """
 
     def __init__(self, parameters: Iterable[Replicated], *, bucket_bytes: int, overlaps: bool = False) -> None:
-        self._buckets = fill_buckets([one for one in parameters if dist.get_world_size(one.group) > 1], bucket_bytes)
+        self._parameters = list(parameters)
+        self._bucket_bytes = bucket_bytes
         self._overlaps = overlaps
         self._hook: CommunicationHook | None = None
+        self._hooked_ranks = 0  # number of ranks of the groups whose buckets the hook averages
         self._may_send = False
         self._sent: list[_Sent] = []  # sent buckets, in order
         self._late: set[int] = set()  # buckets that got gradients after they were sent
@@ -53,22 +55,33 @@ class GradientReducer:
         self._num_reductions = 0
         self._seen: dict[int, int] = {}  # number of gradients since the last reduction, by parameter
         self._expected: dict[int, int] = {}  # largest number so far, by parameter
-        self._num_open = [len(bucket.members) for bucket in self._buckets]  # parameters without final gradient
+        self._buckets: list[Bucket] = []
+        self._num_open: list[int] = []  # by bucket, the number of parameters without final gradient
         self._point: MeetingPoint | None = None
         self._handles: list[Any] = []
-        if self._buckets:
-            widest = max(self._buckets, key=lambda bucket: bucket.num_ranks)  # contains the ranks of all other groups
-            self._point = MeetingPoint(widest.group, widest.members[0].parameter.device)
-        self._handles = self._watch()
+        self._fill([one for one in self._parameters if dist.get_world_size(one.group) > 1])
 
-    def set_hook(self, hook: CommunicationHook) -> None:
-        """Set the hook that averages buckets.
+    def set_hook(self, hook: CommunicationHook, num_ranks: int) -> None:
+        """Set the hook that averages the buckets of groups of `num_ranks` ranks, even if this is one rank.
 
         Raises: RuntimeError if there is a hook.
         """
         if self._hook is not None:
             raise RuntimeError("register_comm_hook: there is a hook already; a model has one")
-        self._hook = hook
+        self._hook, self._hooked_ranks = hook, num_ranks
+        sizes = [dist.get_world_size(one.group) for one in self._parameters]
+        self._fill([one for one, size in zip(self._parameters, sizes, strict=True) if size > 1 or size == num_ranks])
+
+    def _fill(self, parameters: list[Replicated]) -> None:
+        """Put parameters into buckets, and track their gradients."""
+        self.remove()
+        self._buckets = fill_buckets(parameters, self._bucket_bytes)
+        if self._buckets:
+            widest = max(self._buckets, key=lambda bucket: bucket.num_ranks)  # contains the ranks of all other groups
+            self._point = MeetingPoint(widest.group, widest.members[0].parameter.device)
+        # all parameters: a bucket that is new is first sent at the end
+        self._num_open = [len(bucket.members) for bucket in self._buckets]
+        self._handles = self._watch()
 
     def allow_sending(self) -> None:
         """Announce that gradients until `forbid_sending` are the last before `reduce`."""
@@ -207,7 +220,7 @@ class GradientReducer:
         self._sent.append(self._started(bucket, is_empty=is_empty))
 
     def _started(self, bucket: Bucket, *, is_empty: bool) -> _Sent:
-        if self._hook is not None:
+        if self._hook is not None and bucket.num_ranks == self._hooked_ranks:
             flat = bucket.flatten(is_empty=is_empty, divides=False)[: bucket.numel]
             wait = self._hook.start(bucket, flat, len(self._buckets))
             return lambda: (wait(), None)

@@ -5,6 +5,9 @@ program's order is kept. The package works with Keras 3, with legacy Keras and w
 Source: sagemaker-python-sdk `doc/api/training/sdp_versions/v1.2.x/smd_data_parallel_tensorflow.rst`.
 """
 
+import importlib
+from typing import Any
+
 from clary.train.collective.adapters.tensorflow.compression import Compression
 
 from .collectives import (
@@ -18,6 +21,7 @@ from .collectives import (
 )
 from .gradients import DistributedGradientTape, DistributedOptimizer
 from .ranks import ReduceOp, init, is_initialized, local_rank, local_size, rank, shutdown, size
+from .worker_comm import WorkerComm, get_worker_comm
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -25,10 +29,12 @@ __all__ = [
     "DistributedGradientTape",
     "DistributedOptimizer",
     "ReduceOp",
+    "WorkerComm",
     "allreduce",
     "broadcast",
     "broadcast_global_variables",
     "broadcast_variables",
+    "get_worker_comm",
     "init",
     "is_initialized",
     "local_rank",
@@ -39,3 +45,9 @@ __all__ = [
     "shutdown",
     "size",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "keras":  # imported late: most programs use none of its callbacks
+        return importlib.import_module(f"{__name__}.keras")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

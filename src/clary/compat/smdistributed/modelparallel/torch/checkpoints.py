@@ -122,17 +122,24 @@ def resume_from_checkpoint(
     """Load a checkpoint into model and optimizer; return its `user_content`. All ranks call it.
 
     Args:
+        load_sharded_optimizer_state: with sharded data parallelism, False loads only the float32 masters and the loss
+            scale of the optimizer's state; without it, it has no effect, and the log says so.
         load_optimizer_states: whether to load the optimizer's state; called `load_optimizer` in SMP 1.10.
     """
-    if not load_sharded_optimizer_state:
-        _LOG.warning("load_sharded_optimizer_state=False has no effect: the whole state is loaded, or none")
+    now = runtime.current()
+    if not load_sharded_optimizer_state and now.configuration.sharded_data_parallel_degree == 1:
+        _LOG.warning(
+            "load_sharded_optimizer_state=False has no effect without sharded_data_parallel_degree: the whole state is "
+            "loaded, or none with load_optimizer=False"
+        )
     return folders.resume_from_checkpoint(
-        runtime.current(),
+        now,
         path,
         tag,
         partial=partial,
         strict=strict,
         load_optimizer=load_optimizer if load_optimizer_states is None else load_optimizer_states,
+        load_sharded_state=load_sharded_optimizer_state,
         translate=translate_function,
     )
 

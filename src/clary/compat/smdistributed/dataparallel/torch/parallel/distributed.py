@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from smdistributed.dataparallel.torch import distributed
@@ -31,8 +32,11 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         process_group: None or `group.WORLD`, the only group of SMDDP.
         bucket_cap_mb: size of a bucket of gradients, in MiB. With None, the buckets are fitted to measurements of the
             first steps; until then, and if measurement is impossible, the size is 25.
+        gradient_accumulation_steps: 1. SMDDP took other numbers before 1.4.0.
+        more: further arguments of torch's class, such as find_unused_parameters.
 
-    Raises: ValueError for another process group; RuntimeError if `init_process_group` was not called.
+    Raises: ValueError for another process group or number of steps; TypeError for an argument that torch's class lacks;
+        RuntimeError if `init_process_group` was not called.
     """
 
     def __init__(
@@ -43,7 +47,16 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         broadcast_buffers: bool = True,
         process_group: object | None = None,
         bucket_cap_mb: int | None = None,
+        *,
+        gradient_accumulation_steps: int = 1,
+        **more: Any,
     ) -> None:
+        if gradient_accumulation_steps != 1:
+            raise ValueError(
+                f"gradient_accumulation_steps is {gradient_accumulation_steps}, expected 1: how SMDDP before 1.4.0 "
+                "scaled accumulated gradients is not documented, and SMDDP 1.4.0 and later has no such argument: leave "
+                "it out, and run all backward passes before the last one of a step under model.no_sync()"
+            )
         distributed.check_group(distributed.group.WORLD if process_group is None else process_group)
         is_on_cpu = all(parameter.device.type == "cpu" for parameter in module.parameters())
         super().__init__(
@@ -51,7 +64,7 @@ class DistributedDataParallel(TorchDistributedDataParallel):
             device_ids=None if is_on_cpu else device_ids,
             output_device=None if is_on_cpu else output_device,
             bucket_cap_mb=bucket_cap_mb,
-            **{_BUFFERS: broadcast_buffers},
+            **{_BUFFERS: broadcast_buffers, **more},
         )
         if bucket_cap_mb is None:
             tune_buckets(self)

@@ -1,0 +1,5 @@
+"""Not supported: the import raises an error."""
+
+from . import MISSING
+
+raise ImportError(f"{__name__}: {MISSING}")
