@@ -214,8 +214,9 @@ def _upload_overdue(job: TrainingJob, event: events.UploadOverdue, now: datetime
         verdict=judgement.verdict.value,
         is_retryable=judgement.is_retryable,
     )
-    cause, failure = (EndCause.FAILURE, failure) if job.failure is None else (job.end_cause, job.failure)
-    return _finish(replace(job, end_cause=cause, failure=failure), now)
+    # A stopped job stays Stopped, as after an upload that fails on its host; the reason is told with it.
+    cause = EndCause.FAILURE if job.end_cause in (None, EndCause.SUCCESS) else job.end_cause
+    return _finish(replace(job, end_cause=cause, failure=job.failure or failure), now)
 
 
 def _released(job: TrainingJob, event: events.Released, now: datetime) -> TrainingJob:

@@ -136,6 +136,16 @@ def test_a_phase_never_goes_back(phase):
     assert script.job is before
 
 
+def test_a_stopped_job_whose_results_are_overdue_stays_stopped_and_tells_it():
+    script = Script().run().send(events.StopWanted(cause=EndCause.STOP_REQUESTED, grace_s=1.0))
+    for host in ("algo-1", "algo-2"):
+        script.report(host, HostPhase.EXITED, exits=(exit_of(0, seconds=1),))
+    script.send(events.UploadOverdue(limit_s=1.0))
+    assert (script.job.status, script.job.end_cause) == (TrainingJobStatus.STOPPED, EndCause.STOP_REQUESTED)
+    assert "did not reach the object store" in script.job.failure.message
+    assert script.job.model_artifacts_uri is None
+
+
 def _events():
     hosts = st.sampled_from(["algo-1", "algo-2", "algo-3"])
     exits = st.lists(
