@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from clary.train.parallel.argument_names import argument_names
+from clary.train.parallel.arguments.argument_names import argument_names
 
 SLICE_METHOD = "smp_slice"  # method of objects that cut themselves: smp_slice(num_mb, mb, axis)
 

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from clary.train.parallel import runtime
+from clary.train.parallel.arguments.step_options import read_options
 from clary.train.parallel.errors import ParallelError
 from clary.train.parallel.microbatches import merge_results, split_arguments
 from clary.train.parallel.misuse import refuse_originals
 from clary.train.parallel.pipeline.messages import map_leaves
-from clary.train.parallel.step_options import read_options
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from clary.train.parallel.argument_names import argument_names
+from clary.train.parallel.arguments.argument_names import argument_names
 
 _SLICE_METHOD = "smp_slice"
 

@@ -20,8 +20,8 @@ import tensorflow as tf
 
 from clary.train.collective.adapters.tensorflow.memory import array_of, tensor_of
 from clary.train.collective.adapters.tensorflow.ordered import run_ordered
+from clary.train.parallel.arguments.step_options import read_options
 from clary.train.parallel.layout.mesh import Along
-from clary.train.parallel.step_options import read_options
 from clary.train.tf_parallel import session
 from clary.train.tf_parallel.arguments import Arguments, read_arguments
 from clary.train.tf_parallel.errors import GraphBuildError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from clary.train.parallel.argument_names import argument_names
+from clary.train.parallel.arguments.argument_names import argument_names
 from clary.train.parallel.layout.agreement import first_difference
 from clary.train.parallel.layout.mesh import Along
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from clary.train.parallel.step_options import read_options
+from clary.train.parallel.arguments.step_options import read_options
 
 
 def run() -> None:
