@@ -4,11 +4,13 @@ All ranks run the functions in the same order. The first failure on a rank ends 
 """
 
 import json
+import math
 import os
 import sys
 import threading
 import time
 import traceback
+import warnings
 
 import horovod.torch as hvd
 import numpy as np
@@ -294,6 +296,26 @@ def check_groups_of_gradients_in_a_process_set_without_rank_0():
     hvd.remove_process_set(others)
 
 
+def check_a_schedule_made_before_the_distributed_optimizer():
+    is_power_of_2 = not hvd.size() & (hvd.size() - 1)
+    for op in (hvd.Average, hvd.Adasum) if is_power_of_2 else (hvd.Average,):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 1)
+        plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.StepLR(plain, step_size=1, gamma=0.5)
+        optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), op=op)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # torch warns of a schedule whose optimizer has not stepped
+            for step in range(3):
+                optimizer.zero_grad()
+                model(batch_of(hvd.rank(), step)[0]).sum().backward()
+                optimizer.step()
+                scheduler.step()
+        assert optimizer.param_groups[0]["lr"] == 0.1 * 0.5**3
+        everybody = hvd.allgather(model.weight.detach())
+        assert torch.equal(everybody[0], everybody[-1]), (op, "ranks differ: gradients were not reduced")
+
+
 def check_delta_optimizer_of_adasum():
     if hvd.size() & (hvd.size() - 1):
         return
@@ -301,6 +323,18 @@ def check_delta_optimizer_of_adasum():
     for parameter in model.parameters():
         everybody = hvd.allgather(parameter.detach().reshape(1, -1))
         assert torch.equal(everybody[0], everybody[-1]), "ranks differ"
+
+
+def check_every_rank_gets_samples_of_an_epoch_that_is_nearly_over():
+    places = hvd.rank(), hvd.size()
+    for length in range(12):
+        for processed in range(length + 1):
+            sampler = hvd.elastic.ElasticSampler(range(length))
+            sampler.load_state_dict({"epoch": 1, "processed_num": processed})
+            own = list(sampler)
+            assert len(own) == len(sampler) == math.ceil((length - processed) / places[1]), (length, processed, own)
+            everybody = hvd.allgather(torch.tensor(own, dtype=torch.int64)).tolist()
+            assert set(everybody) == set(sampler.remaining_indices), (length, processed, everybody)
 
 
 def check_clipping_and_parameters_without_gradient():

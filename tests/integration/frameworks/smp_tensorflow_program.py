@@ -1,10 +1,12 @@
 """Test functions of two ranks with `smdistributed.modelparallel.tensorflow`; run by test_smp_tensorflow."""
 
+import contextlib
 import logging
 import os
 import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import smdistributed.modelparallel.tensorflow as smp
@@ -328,6 +330,28 @@ def test_training_resumed_from_a_checkpoint_continues_bit_by_bit(rank, size):
     train(*batches(1)[0])
     manager = smp.CheckpointManager(checkpoint, f"{folder}")
     failure_of(CheckpointError, manager.restore, "partitions were 2", "are 1")
+
+
+def test_a_failed_save_of_one_part_removes_no_checkpoint_of_the_others(rank, size):
+    folder = smp_folder(rank)
+    start(partitions=2, microbatches=2)
+    _, train, _, checkpoint = trainer(perceptron)
+    manager = smp.CheckpointManager(checkpoint, folder, max_to_keep=1)
+    train(*batches(1)[0])
+    manager.save()
+    later = [float(train(*batch)) for batch in batches(2, 1)]
+    full = mock.patch.object(tf.train.Checkpoint, "_write", side_effect=OSError("no space is left"))
+    with full if rank else contextlib.nullcontext():
+        failure_of(CheckpointError, manager.save, "rank 1", "no space is left")
+    assert Path(folder, f"mp_rank_{rank}", "ckpt-1.index").exists()
+    manager.restore()  # of ckpt-1, the only one of both parts
+    assert [float(train(*batch)) for batch in batches(2, 1)] == later
+    name = Path(manager.save()).name
+    smp.barrier()
+    for part in ("mp_rank_0", "mp_rank_1"):
+        assert [one.stem for one in Path(folder, part).glob("*.index")] == [name]
+    manager.restore(name)
+    smp.barrier()
 
 
 def smp_folder(rank):

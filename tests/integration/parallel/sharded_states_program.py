@@ -92,6 +92,27 @@ def test_full_states_load_at_any_degree_and_without_shards(rank, size):
                 torch.testing.assert_close(states["state"][number][key], value, rtol=1e-3, atol=1e-6)
 
 
+def test_a_full_state_with_scales_of_blocks_is_refused_on_all_ranks(rank, size):
+    sharded, optimizer = shard(model(), groups_of(rank, size), torch.optim.AdamW)
+    train_sharded(rank, size, sharded, optimizer, steps=range(1))
+    for scale in (torch.tensor(2.0), 2.0):  # the same on all ranks
+        for one in optimizer.state.values():
+            one["scale"] = scale
+        assert state.full_optimizer_state(optimizer)["state"][0]["scale"] == 2.0
+    if rank == size - 1:  # an optimizer of 8 bits has scales where the slice is long enough
+        slice_ = max(optimizer.state, key=torch.Tensor.numel)
+        optimizer.state[slice_]["absmax1"] = torch.ones(-(-slice_.numel() // 256) + 1)
+    for is_first_alone in (False, True):
+        failure = ""
+        try:
+            state.full_optimizer_state(optimizer, to_rank0=is_first_alone)
+        except ValueError as error:
+            failure = str(error)
+        for word in ("absmax1 of ", "has shape (", "save a local state"):
+            assert word in failure, failure
+    state.local_optimizer_state(optimizer)
+
+
 def trained_state(size):
     module = model()
     optimizer = optimizer_of(module, torch.optim.AdamW)

@@ -213,6 +213,96 @@ def test_a_fused_optimizer_is_given_unscaled_gradients(rank, size):
         torch.testing.assert_close(states[1][name], value)
 
 
+def test_a_rank_without_gradients_keeps_pace_after_a_skipped_step(rank, size):
+    start(ddp=True)
+    model = smp.DistributedModel(make(SharedPerceptron))
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    scaler = smp.amp.GradScaler(init_scale=8.0)
+    inputs, targets = batch_of(SharedPerceptron, 0)
+    for number, factor in enumerate((1.0, float("inf"), 1.0, 1.0)):
+        optimizer.zero_grad()
+        before = copy.deepcopy(model.state_dict())
+        if rank == 0:  # the other replica has no batch
+            scaler.scale(loss_of(model(inputs), targets) * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        is_skipped = all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        assert is_skipped == (factor != 1.0), number
+        ours, theirs = smp.allgather(model.state_dict(), smp.WORLD)
+        assert all(torch.equal(value, theirs[name]) for name, value in ours.items()), number
+    assert scaler.get_scale() == 4.0
+
+
+def test_a_group_added_after_steps_trains_as_one_process_does(rank, size):
+    for keys in ({}, {"partitions": 2, "microbatches": 2}, {"bf16": True}, {"fp16": True}):
+        start(ddp=True, **keys)
+        model = smp.DistributedModel(make(SharedPerceptron))
+        alone = make(SharedPerceptron)
+        optimizer = smp.DistributedOptimizer(
+            torch.optim.SGD(model.get_module().head.parameters(), lr=0.4, momentum=0.9)
+        )
+        expected = torch.optim.SGD(alone.head.parameters(), lr=0.4, momentum=0.9)
+        is_half = "fp16" in keys or "bf16" in keys
+        for number in range(4):
+            if number == 2:
+                group = {"params": iter(model.get_module().middle.parameters()), "lr": 1.0}
+                optimizer.add_param_group(group)
+                expected.add_param_group({"params": alone.middle.parameters(), "lr": 1.0})
+                stepped = [one for one in group["params"] if one.dtype is torch.float32]
+                assert stepped if "partitions" in keys else len(stepped) == 4, keys
+            inputs, targets = batch_of(SharedPerceptron, number)
+            train_step(model, inputs, targets)
+            norm = optimizer.clip_master_grads(0.5)
+            assert norm > 0, norm
+            optimizer.step()
+            model.zero_grad()
+            loss_of(alone(inputs), targets).backward()
+            torch.nn.utils.clip_grad_norm_([one for group in expected.param_groups for one in group["params"]], 0.5)
+            expected.step()
+            alone.zero_grad()
+        gathered = model.state_dict()
+        moved = gathered["middle.0.weight"].detach().float() - make(SharedPerceptron).middle[0].weight
+        assert moved.abs().max() > 0.03, (keys, moved.abs().max())
+        for name, value in alone.state_dict().items():
+            torch.testing.assert_close(
+                gathered[name].float(), value, atol=1e-2 if is_half else 1e-5, rtol=1e-2 if is_half else 1e-4
+            )
+        saved = optimizer.state_dict()
+        assert sorted(saved["state"]) == list(range(6))
+        if is_half:
+            assert sorted(saved["masters"]) == list(range(6))
+        optimizer.load_state_dict(saved)
+        assert sorted(optimizer.state_dict()["state"]) == list(range(6))
+        assert len(optimizer.param_name_to_index()) == 6
+
+
+def test_groups_that_would_not_be_trained_are_refused(rank, size):
+    start(ddp=True, fp16=True)
+    model = smp.DistributedModel(make(SharedPerceptron))
+    first, *others = model.parameters()
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD([first], lr=0.1))
+    strange = nn.Parameter(torch.zeros(3))
+    for params, words in (
+        (strange, "1 of the 1 parameters of SGD are not the DistributedModel's, such as one of shape (3,)"),
+        ([first, others[0]], "are in a group already"),
+    ):
+        failure = failure_of(lambda params=params: optimizer.add_param_group({"params": params}))
+        assert words in str(failure), failure
+        assert len(optimizer.param_groups) == 1
+    for keys, name in (
+        ({"shard_optimizer_state": True}, "shard_optimizer_state"),
+        ({"sharded_data_parallel_degree": 2, "sdp_param_persistence_threshold": 10}, "sharded_data_parallel_degree"),
+    ):
+        start(ddp=True, **keys)
+        model = smp.DistributedModel(make(SharedPerceptron))
+        first, *others = model.parameters()
+        optimizer = smp.DistributedOptimizer(torch.optim.SGD([first], lr=0.1))
+        failure = failure_of(partial(optimizer.add_param_group, {"params": others}))
+        assert f"with {name}" in str(failure), failure
+        assert "with lr=0" in str(failure), failure
+        assert len(optimizer.param_groups) == 1
+
+
 def test_a_grad_scaler_with_fp16_is_refused(rank, size):
     start(fp16=True, ddp=True)
     model = smp.DistributedModel(make(SharedPerceptron))

@@ -1,7 +1,8 @@
 """Four ranks with SMP: pipelines of every length, replicated, on every placement; run by test_smp_hybrid."""
 
 import torch
-from smp_core_program import assert_like_alone, smp
+from smp_axes_program import Tall, cut_model, make_tall, share
+from smp_core_program import assert_like_alone, failure_of, shared_folder, smp, start, train_step
 from smp_models import SharedPerceptron, Winding
 
 
@@ -30,3 +31,27 @@ def test_a_deterministic_server_processes_requests_alike_in_every_replica(rank, 
     peers = smp.allgather(sums[0], smp.RDP_GROUP)
     for name, value in peers[0].items():
         assert torch.equal(value, peers[1][name]), name
+
+
+def test_a_pipeline_of_tensor_groups_exports_whole_tensors_before_its_first_step(rank, size):
+    folder = shared_folder(rank)
+    keys = {"partitions": 2, "tensor_parallel_degree": 2, "prescaled_batch": True}
+    model, optimizer = cut_model(2, **keys)
+    torch.manual_seed(7)
+    for name, value in Tall().state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+    train_step(model, *share(Tall, 0))
+    optimizer.step()
+    smp.save_checkpoint(folder, "tag", model=model, optimizer=optimizer)
+    expected = model.state_dict()
+    start(microbatches=2, ddp=True, **keys)
+    model = smp.DistributedModel(make_tall())
+    optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.05))
+    shapes = {name: value.shape for name, value in model.state_dict().items()}
+    assert shapes == {name: value.shape for name, value in expected.items()}
+    smp.resume_from_checkpoint(folder, "tag")
+    found = model.state_dict(gather_to_rank0=True)
+    assert set(found) == (set(expected) if smp.mp_rank() == 0 else set())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    assert "the first step places it" in str(failure_of(optimizer.state_dict))

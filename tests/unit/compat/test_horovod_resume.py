@@ -47,6 +47,12 @@ def test_a_program_resumes_from_a_commit_of_the_same_program(tmp_path):
     assert resumed(tmp_path, "same").stdout == "True 3\n"
 
 
+def test_the_log_says_that_training_continues_and_how_to_begin_anew(tmp_path):
+    told = resumed(tmp_path, "same").stderr
+    assert f"training continues from the commit in {tmp_path}/horovod-elastic.commit" in told
+    assert "remove the file to begin anew" in told
+
+
 @pytest.mark.parametrize(
     "words", ["horovod-elastic.commit is a commit of another program: KeyError", "checkpoint_s3_uri"]
 )

@@ -16,12 +16,14 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.optim import Optimizer
 
+from clary.train.checkpoint.parameter_groups import check_groups, saved_list_names, unknown_parameters
 from clary.train.checkpoint.plans import VALUE_MARK
 from clary.train.checkpoint.states import (
     bare_module,
     check_names,
     holes,
     module_state,
+    names_by_group,
     optimizer_parameters,
     parameter_names,
     put_together,
@@ -46,6 +48,7 @@ class Filling:
         for key, one in self.state.items():
             if isinstance(one, Optimizer):
                 names.append(f"{VALUE_MARK}{key}/groups")
+                names += saved_list_names(key, self.metadata.state_dict_metadata)
             elif not isinstance(one, nn.Module):
                 names.append(f"{VALUE_MARK}{key}")
         missing = [name for name in names if name not in self.metadata.state_dict_metadata]
@@ -109,6 +112,7 @@ class Filling:
         for name in self.metadata.state_dict_metadata:
             if name.startswith(f"{key}/state/"):
                 by_parameter.setdefault(name.removeprefix(f"{key}/state/").rpartition("/")[0], []).append(name)
+        self._check_optimizer(key, names_by_group(optimizer, names), set(by_parameter))
         wanted: dict[str, Any] = {}
         for parameter_name, parameter in optimizer_parameters(optimizer, names):
             for name in by_parameter.get(parameter_name, []):
@@ -119,6 +123,25 @@ class Filling:
                     present = torch.empty_like(parameter.detach(), dtype=saved.properties.dtype)
                 wanted[name] = self._room(name, present)
         return wanted
+
+    def _check_optimizer(self, key: str, own: list[list[str]], with_state: set[str]) -> None:
+        """Refuse an optimizer whose groups or parameters are not those that were saved.
+
+        Args:
+            own: by group, names of the optimizer's parameters.
+            with_state: names of the parameters that have a state in the checkpoint.
+        """
+        num_saved = len(self._loaded[f"{VALUE_MARK}{key}/groups"])
+        if num_saved != len(own):
+            raise ValueError(f"{key} has {len(own)} groups of parameters; {num_saved} were saved")
+        lists = [self._loaded[name] for name in saved_list_names(key, self._loaded)]
+        if lists:
+            check_groups(key, own, lists)
+            return
+        own_names = [name for group in own for name in group]  # a checkpoint of an earlier release
+        unknown, left = [name for name in own_names if name not in with_state], sorted(with_state - set(own_names))
+        if unknown and left:
+            raise unknown_parameters(key, unknown, left)
 
     def _room(self, name: str, present: Any) -> Any:
         """Return a tensor to read into: `present` if it fits, else a new tensor."""
@@ -137,8 +160,6 @@ class Filling:
 
     def _finish_optimizer(self, key: str, optimizer: Optimizer, names: dict[int, str]) -> None:
         groups = self._loaded[f"{VALUE_MARK}{key}/groups"]
-        if len(groups) != len(optimizer.param_groups):
-            raise ValueError(f"{key} has {len(optimizer.param_groups)} groups of parameters; {len(groups)} were saved")
         numbers = iter(range(sum(len(group["params"]) for group in optimizer.param_groups)))
         packed_groups = [
             {**saved, "params": [next(numbers) for _ in group["params"]]}

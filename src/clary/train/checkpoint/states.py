@@ -3,6 +3,7 @@
     model/layers.0.weight                   of a module; names omit the wrappers of DDP, torch.compile and checkpointing
     optimizer/state/model/layers.0.weight/exp_avg
     =optimizer/groups                       options of the optimizer, in the order of its groups
+    =optimizer/parameters/...               names of the parameters in its groups (see `parameter_groups`)
     =loader                                 any other value, with holes in place of its tensors
     =loader/0                               the tensor of the first hole
 
@@ -25,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from clary.train.checkpoint.parameter_groups import list_name
 from clary.train.checkpoint.plans import VALUE_MARK
 
 LEAST_LATE_BYTES = 64 * 1024
@@ -53,6 +55,8 @@ def flatten(state: Mapping[str, Any]) -> dict[str, Any]:
                 for what, value in one.state.get(parameter, {}).items():
                     flat[f"{key}/state/{name}/{what}"] = value
             flat[f"{VALUE_MARK}{key}/groups"] = [_options(group) for group in one.param_groups]
+            grouped = names_by_group(one, names)
+            flat[list_name(key, grouped)] = grouped
         else:
             tensors: list[torch.Tensor] = []
             value = one.state_dict() if isinstance(one, Stateful) else one
@@ -105,9 +109,16 @@ def parameter_names(state: Mapping[str, Any]) -> dict[int, str]:
 
 def optimizer_parameters(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield an optimizer's parameters with their names; a parameter of no module is named by its group and index."""
-    for at, group in enumerate(optimizer.param_groups):
-        for number, parameter in enumerate(group["params"]):
-            yield names.get(id(parameter), f"{at}.{number}"), parameter
+    for group, group_names in zip(optimizer.param_groups, names_by_group(optimizer, names), strict=True):
+        yield from zip(group_names, group["params"], strict=True)
+
+
+def names_by_group(optimizer: Optimizer, names: Mapping[int, str]) -> list[list[str]]:
+    """Return the names of an optimizer's parameters by group, as `optimizer_parameters` names them."""
+    return [
+        [names.get(id(parameter), f"{at}.{number}") for number, parameter in enumerate(group["params"])]
+        for at, group in enumerate(optimizer.param_groups)
+    ]
 
 
 def changed_by_step_alone(state: Mapping[str, Any], flat: Mapping[str, Any]) -> set[str]:

@@ -36,13 +36,20 @@ class GradScaler(torch.amp.GradScaler):
         super().unscale_(optimizer)
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Step unless a gradient anywhere is not finite. All ranks call it.
+        """Step unless a gradient anywhere is not finite; a step that is skipped counts. All ranks call it.
 
         Raises: as `unscale_`.
         """
         self._begin()
         self._prepare(optimizer)
-        return super().step(optimizer, *args, **kwargs)
+        if not self._enabled:
+            return super().step(optimizer, *args, **kwargs)
+        model = runtime.current().model
+        num_steps = model.num_steps
+        result = super().step(optimizer, *args, **kwargs)
+        if model.num_steps == num_steps:  # on all ranks: else a rank without gradients would not meet the others again
+            model.count_step()
+        return result
 
     def update(self, new_scale: Any = None) -> None:
         """Adapt the scale, equally on all ranks."""

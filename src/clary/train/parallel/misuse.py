@@ -81,19 +81,23 @@ class OptimizerWatch:
         self._others.add(optimizer)
 
 
-def check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
-    """Check that an optimizer has parameters of the model alone.
+def check_parameters(kind: str, given: Sequence[torch.Tensor], model: torch.nn.Module) -> None:
+    """Check that the parameters given to an optimizer are the model's.
 
     Parameters of replaced modules would not be trained, and gradients of foreign parameters would not be averaged.
+
+    Args:
+        kind: name of the optimizer's class.
+        given: its parameters, of any shapes.
+        model: the DistributedModel.
 
     Raises: ValueError with the number of foreign parameters.
     """
     own = {id(parameter) for parameter in model.parameters()}
-    given = [one for group in optimizer.param_groups for one in group["params"]]
     strange = [tuple(one.shape) for one in given if id(one) not in own]
     if strange:
         raise ValueError(
-            f"{len(strange)} of the {len(given)} parameters of {type(optimizer).__name__} are not the "
+            f"{len(strange)} of the {len(given)} parameters of {kind} are not the "
             f"DistributedModel's, such as one of shape {strange[0]}: create the optimizer from "
             "model.parameters() after model = smp.DistributedModel(model), which may replace modules; "
             "register other parameters in the model"

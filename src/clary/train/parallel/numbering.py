@@ -16,6 +16,7 @@ Source: amazon-sagemaker-examples of 2022 (Apache-2.0), `gpt-j/fp16/` under
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +59,11 @@ class Numbering:
         """Number the groups added since the last call. It must run before masters replace their parameters."""
         for group in self._optimizer.param_groups[len(self._given) :]:
             self._given.append(list(group["params"]))
+
+    def has_any(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Return whether any of these parameters is in a group, also if a master has replaced it."""
+        known = {id(one) for given in self._given for one in given}
+        return any(id(one) in known for one in parameters)
 
     def by_id(self) -> dict[int, int]:
         """Return numbers by `id`, first of parameters, then of stepped tensors.

@@ -18,6 +18,7 @@ import torch
 
 from clary.train.parallel import runtime
 from clary.train.parallel.checkpoint.model_state import IS_PARTIAL
+from clary.train.parallel.checkpoint.waiting import load_options, whole_of_optimizer, with_options
 from clary.train.parallel.errors import ParallelError
 from clary.train.parallel.loss_scale import LossScale
 from clary.train.parallel.misuse import check_parameters, stepping
@@ -53,7 +54,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         now = runtime.current()
         if now.model is None:
             raise RuntimeError("DistributedOptimizer: make the DistributedModel first")
-        check_parameters(optimizer, now.model)
+        given = [one for group in optimizer.param_groups for one in group["params"]]
+        check_parameters(type(optimizer).__name__, given, now.model)
         self._runtime = now
         self.optimizer = optimizer
         self.overflow = False
@@ -138,9 +140,35 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.stepper.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters to the inner optimizer."""
-        self.optimizer.add_param_group(param_group)
-        self._numbering.take_new_groups()  # now, since the first step may replace parameters by masters
+        """Add parameters of the model to the inner optimizer, before or between steps.
+
+        Args:
+            param_group: as torch's optimizers take it.
+
+        Raises: ValueError for parameters that are not the model's, or are in a group already; ParallelError if
+            parameters or optimizer state are sharded already, as they are from the start, or with a pipeline from
+            the first step.
+        """
+        params = param_group["params"]
+        if not isinstance(params, set):  # which torch refuses, since sets have no order
+            params = param_group["params"] = [params] if isinstance(params, torch.Tensor) else list(params)
+        given = [one[1] if isinstance(one, tuple) else one for one in params]  # torch takes (name, parameter), too
+        kind = type(self.optimizer).__name__
+        check_parameters(kind, given, self._runtime.model)
+        if self._numbering.has_any(given):
+            raise ValueError(
+                f"add_param_group: some of the {len(given)} parameters for {kind} are in a group already: add each "
+                "parameter once, and change the options of its group in param_groups"
+            )
+
+        def add() -> None:
+            self.optimizer.add_param_group(param_group)
+            self._numbering.take_new_groups()  # now, since the stepper may replace parameters by masters
+
+        if self.stepper is None:
+            add()
+        else:
+            self.stepper.add_group(add)
 
     def clip_master_grads(self, max_norm: float) -> float:
         """Clip gradients by the norm of the whole model; return the norm before, as `Stepper.clip`. All ranks call it.
@@ -197,22 +225,37 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return {**self._placed().local_state(), **self._scale_state(), IS_PARTIAL: True}
 
     def state_dict(self) -> dict[str, Any]:
-        """Gather the state of all parameters from the ranks of one model. All these ranks call it."""
-        if self.stepper is None:  # before the first step, the state holds only options of groups
-            return {**self.optimizer.state_dict(), **self._scale_state()}
+        """Gather the state of all parameters from the ranks of one model. All these ranks call it.
+
+        Before the first step of a pipeline, a state that waits for it counts as loaded.
+
+        Raises: RuntimeError if state of slices, or state that is spread over replicas, has no whole form, or waits.
+        """
+        if self.stepper is None:
+            own = self.optimizer.state_dict()
+            if self._stored is not None:
+                own = whole_of_optimizer(self._stored, own["param_groups"], self._runtime)
+            return {**own, **self._scale_state()}
         return {**self.stepper.full_state(), **self._scale_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any], gather_if_shard: bool = True) -> None:
-        """Load a local or full state, at once or as soon as modules are placed.
+        """Load a local or full state; values by parameter are loaded as soon as modules are placed.
+
+        Options of groups and the loss scale are loaded at once.
 
         Args:
             gather_if_shard: without effect; the state itself records whether it is one rank's shard.
+
+        Raises: ValueError if the state has other groups of parameters, or is another rank's shard.
         """
         if self.stepper is None:
             if state_dict.get("state") or set(state_dict) - {"state", "param_groups"}:
-                self._stored = state_dict
+                load_options(state_dict, self.param_groups)
+                self.load_scale(state_dict)
+                self._stored = {name: value for name, value in state_dict.items() if name != _SCALE}
             else:  # the state holds only options of groups
                 self.optimizer.load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
+                self._stored = None
             return
         found = {name: value for name, value in state_dict.items() if name not in (IS_PARTIAL, _SCALE)}
         self.stepper.load(found)
@@ -250,7 +293,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.stepper = make_stepper(self.optimizer, self._runtime)
         if self._stored is not None:
             stored, self._stored = self._stored, None
-            self.load_state_dict(stored)
+            self.load_state_dict(with_options(stored, self.optimizer.state_dict()["param_groups"]))
 
     def _placed(self) -> Stepper:
         if self.stepper is None:

@@ -55,6 +55,7 @@ class ReducingModel(StatefulModel):
         self._is_sharded = runtime.configuration.sharded_data_parallel_degree > 1
         self._averages, self._passes_per_step = averages, passes_per_step
         self._bucket_bytes, self._overlaps = bucket_bytes, overlaps
+        self.num_steps = 0  # number of the optimizer's steps
         self._num_passes = 0  # steps with a backward pass since the last reduction
         self._has_gradients = False  # whether this step has computed gradients
         self._is_dirty = False  # whether gradients have arrived since the last reduction
@@ -167,7 +168,8 @@ class ReducingModel(StatefulModel):
         return self._reducer is not None and self._reducer.is_joined
 
     def count_step(self) -> None:
-        """Count a step of the optimizer."""
+        """Count a step of the optimizer, or one that all ranks have skipped."""
+        self.num_steps += 1
         self._has_gone = Passes()
         if self._reducer is not None:
             self._reducer.count_step()

@@ -21,6 +21,7 @@ from clary.train.parallel.checkpoint.model_state import (
     local_state,
     slices_of,
 )
+from clary.train.parallel.checkpoint.waiting import whole_of_model
 from clary.train.parallel.hooks import Hooks
 from clary.train.parallel.layout.mesh import Along
 from clary.train.parallel.placed_model import PlacedModel
@@ -63,16 +64,23 @@ class StatefulModel(PlacedModel):
     def state_dict(self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any) -> State:
         """Return the state of the whole model, under the wrapped model's names. All ranks of a model call it.
 
+        Before the first step of a pipeline, states that wait for it count as loaded.
+
         Args:
             gather_to_rank0: whether the first rank of each model alone returns the state; other ranks return {}.
+
+        Raises: RuntimeError if a waiting state does not fit the model.
         """
         is_whole = self._runtime.mesh.degree(Along.MP) == 1
         if self.sharded is not None:
             part = full_model_state(self.sharded, to_rank0=gather_to_rank0 and is_whole)
             return part if is_whole else self._gather(part, gather_to_rank0)
         if is_whole or not self.partitioned:
-            found: State = self.inner.state_dict(*args, **kwargs)
-            return found
+            if is_whole or not (self._stored_states or self.tensor_slices):
+                found: State = self.inner.state_dict(*args, **kwargs)
+            else:
+                found = whole_of_model(self.inner, self._stored_states, self.tensor_slices, self._runtime)
+            return {} if gather_to_rank0 and self._runtime.groups.group_rank(Along.MP) != 0 else found
         return full_state(self.local_state_dict(), self._runtime, to_first_only=gather_to_rank0)
 
     def _gather(self, part: State, to_first_only: bool) -> State:
@@ -90,7 +98,7 @@ class StatefulModel(PlacedModel):
             way.
         """
         if not self.partitioned:
-            self._stored_states.append((state_dict, strict, same_partition_load))
+            self._stored_states.append((dict(state_dict), strict, same_partition_load))
             return None
         found = self._load(state_dict, strict, same_partition_load)
         stepper = getattr(self._runtime.optimizer, "stepper", None)

@@ -11,7 +11,7 @@ Where: `DistributedOptimizer` chooses a stepper once modules are placed.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -68,6 +68,12 @@ class Stepper(Protocol):
         Raises: ParallelError if parameters can only be clipped all together, and some are not in `among`.
         """
 
+    def add_group(self, add: Callable[[], None]) -> None:
+        """Call `add`, which adds a group to the optimizer, and step the group's parameters from then on.
+
+        Raises: ParallelError, without the call, if the stepper's parameters are fixed.
+        """
+
     def take_parameters(self) -> None:
         """Continue from the parameters' current values, after a load."""
 
@@ -92,13 +98,25 @@ class Whole:
     def __init__(self, optimizer: torch.optim.Optimizer, runtime: Runtime) -> None:
         self._optimizer = optimizer
         self._runtime = runtime
-        local = {id(parameter) for parameter in runtime.model.local_parameters()}
-        numbered = enumerate(parameter for group in optimizer.param_groups for parameter in group["params"])
-        self._local: dict[int, torch.nn.Parameter] = {
-            number: parameter for number, parameter in numbered if id(parameter) in local
-        }
+        self._local: dict[int, torch.nn.Parameter] = {}  # by number
+        self._num_numbered = 0  # number of parameters in all groups, of all ranks
+        self._take_groups(optimizer.param_groups)
         if _scales_by_norms(optimizer):
             optimizer.norms = NormsOverRanks(runtime, self._is_slice)
+
+    def _take_groups(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Take in new groups, which follow the earlier ones."""
+        local = {id(parameter) for parameter in self._runtime.model.local_parameters()}
+        for parameter in (one for group in groups for one in group["params"]):
+            if id(parameter) in local:
+                self._local[self._num_numbered] = parameter
+            self._num_numbered += 1
+
+    def add_group(self, add: Callable[[], None]) -> None:
+        """See `Stepper`."""
+        num_groups = len(self._optimizer.param_groups)
+        add()
+        self._take_groups(self._optimizer.param_groups[num_groups:])
 
     def _is_slice(self, stepped: torch.Tensor) -> bool:
         """Return whether an updated parameter is a slice."""
@@ -179,24 +197,27 @@ class Half(Whole):
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, runtime: Runtime) -> None:
-        super().__init__(optimizer, runtime)
-        self._masters = {
-            number: torch.nn.Parameter(parameter.detach().float().clone(), parameter.requires_grad)
-            for number, parameter in self._local.items()
-            if parameter.is_floating_point() and parameter.dtype != torch.float32
-        }
-        of_parameter = {id(self._local[number]): master for number, master in self._masters.items()}
-        self._sliced_masters = {
-            id(master)
-            for number, master in self._masters.items()
-            if getattr(self._local[number], "tensor_slice", None) is not None
-        }
+        self._masters: dict[int, torch.nn.Parameter] = {}
+        self._sliced_masters: set[int] = set()  # ids
         # gradients of parameters without a master that are unscaled already, until the step
         self._unscaled: dict[int, torch.Tensor] = {}
         # version counters of parameters, as of the last copy between parameters and masters
         self._versions: dict[int, int] = {}
-        self._note_versions()
-        for group in optimizer.param_groups:
+        super().__init__(optimizer, runtime)
+
+    def _take_groups(self, groups: Sequence[dict[str, Any]]) -> None:
+        known = set(self._local)
+        super()._take_groups(groups)
+        of_parameter: dict[int, torch.nn.Parameter] = {}
+        for number, parameter in self._local.items():
+            if number in known or not parameter.is_floating_point() or parameter.dtype == torch.float32:
+                continue
+            master = torch.nn.Parameter(parameter.detach().float().clone(), parameter.requires_grad)
+            of_parameter[id(parameter)] = self._masters[number] = master
+            self._versions[number] = parameter._version
+            if super()._is_slice(parameter):
+                self._sliced_masters.add(id(master))
+        for group in groups:
             group["params"] = [of_parameter.get(id(one), one) for one in group["params"]]
 
     def _is_slice(self, stepped: torch.Tensor) -> bool:
@@ -336,6 +357,13 @@ class SpreadState:
         self.inner.step(loss_scale=loss_scale)
         return True
 
+    def add_group(self, add: Callable[[], None]) -> None:
+        """See `Stepper`; each parameter has its owner from the start.
+
+        Raises: ParallelError.
+        """
+        raise _late_group("shard_optimizer_state", "each parameter gets a rank that updates it")
+
     def take_parameters(self) -> None:
         """See `Stepper`."""
         self.inner.take_parameters()
@@ -413,6 +441,13 @@ class Shards:
     def prepare(self) -> None:
         """See `Stepper`; `step` reduces gradients itself."""
 
+    def add_group(self, add: Callable[[], None]) -> None:
+        """See `Stepper`; shards replace parameters from the start.
+
+        Raises: ParallelError.
+        """
+        raise _late_group("sharded_data_parallel_degree above 1", "a shard replaces each parameter")
+
     def take_parameters(self) -> None:
         """See `Stepper`; a no-op, since loads write into the shards."""
 
@@ -466,6 +501,14 @@ def make_stepper(optimizer: torch.optim.Optimizer, runtime: Runtime) -> Stepper:
     if configuration.shard_optimizer_state:
         return SpreadState(optimizer, runtime)
     return Half(optimizer, runtime) if configuration.fp16 or configuration.bf16 else Whole(optimizer, runtime)
+
+
+def _late_group(key: str, what: str) -> ParallelError:
+    return ParallelError(
+        f"add_param_group: with {key}, {what} once, when modules are placed, so parameters of a later group would not "
+        "be trained: give all parameters to the optimizer when you make it, in groups, and those that are to be "
+        "trained later with lr=0 until then"
+    )
 
 
 def _scales_by_norms(optimizer: Any) -> bool:

@@ -2,6 +2,10 @@
 
 Where: scripts make a manager for a tf.train.Checkpoint. Files of part i are in `directory`/mp_rank_i; the first replica
 of a part writes the files, and all replicas of the part read them.
+
+[Note: removal] A part removes earlier checkpoints only after all parts have saved a later one. If each part removed its
+own at once, a failed save, or a kill between two parts' saves, could leave no checkpoint that all parts have.
+
 Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_parallel_tensorflow.rst`.
 """
 
@@ -27,7 +31,7 @@ class CheckpointManager(tf.train.CheckpointManager):
     Args:
         checkpoint: a tf.train.Checkpoint, or a model alone.
         directory: the parent of the folders of all parts.
-        max_to_keep: number of checkpoints to keep; None for all.
+        max_to_keep: number of checkpoints to keep; None for all. Others are removed once all parts are saved.
         checkpoint_name: prefix of file names, before the number.
     """
 
@@ -63,7 +67,21 @@ class CheckpointManager(tf.train.CheckpointManager):
         failures = [one for _, one in told if one]
         if failures:
             raise CheckpointError(f"the checkpoint was not saved: {'; '.join(failures)}")
+        if is_first:
+            self._remove_earlier()
         return str(told[self._links.global_rank(Along.DP, 0)][0])
+
+    def _remove_earlier(self) -> None:
+        if not self._max_to_keep or len(self.checkpoints) <= self._max_to_keep:
+            return
+        try:
+            super()._sweep()
+            self._record_state()
+        except (OSError, tf.errors.OpError) as error:  # the checkpoint is saved, and the other parts go on
+            _LOG.warning("earlier checkpoints in %s stay: %s", self._folder, error)
+
+    def _sweep(self) -> None:
+        """Remove nothing when TensorFlow asks, before the other parts are saved. See [Note: removal]."""
 
     def restore(self, restore_prefix: str | None = None) -> Any:
         """Restore this rank's part, before the model's first step or later. All ranks call it.

@@ -9,11 +9,14 @@ import tempfile
 import threading
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import torch
 
 from clary.train import checkpoint
-from clary.train.checkpoint import saving
+from clary.train.checkpoint import keeper as keeper_module
+from clary.train.checkpoint import saving, states
+from clary.train.checkpoint.parameter_groups import check_groups
 from clary.train.checkpoint.snapshot import Memory
 from clary.train.checkpoint.states import holes, put_together, take_apart
 
@@ -121,6 +124,83 @@ def test_an_optimizer_with_other_groups_is_refused(at):
         groups = [{"params": [one]} for one in model.parameters()]
         other = {"model": model, "optimizer": torch.optim.SGD(groups, lr=1.0)}
         refused(lambda: keeper.restore(other), checkpoint.CheckpointError, "has 2 groups of parameters; 1 were saved")
+
+
+def three_layers(groups):
+    """Return a state of a model of three layers after a step, with groups of the layers with these numbers."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2, bias=False) for _ in range(3)))
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [model[layer].weight for layer in layers], "lr": 0.1 * (at + 1)}
+            for at, layers in enumerate(groups)
+        ]
+    )
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+@in_folder
+def test_an_optimizer_whose_parameters_are_in_other_groups_is_refused(at):
+    with checkpoint.Keeper(at) as keeper:
+        saved = three_layers([[0], [1, 2]])
+        keeper.save(0, saved)
+        keeper.wait()
+        for groups in ([[1], [0, 2]], [[0, 1], [2]], [[], [0, 1, 2]]):
+            other = three_layers(groups)
+            before = other["model"][0].weight.clone()
+            words = "optimizer", "model/1.weight" if groups[0] else "model/0.weight", "group 0", "group 1"
+            refused(functools.partial(keeper.restore, other), checkpoint.CheckpointError, *words)
+            assert torch.equal(other["model"][0].weight, before)
+        fewer = three_layers([[0], [2]])
+        refused(lambda: keeper.restore(fewer), checkpoint.CheckpointError, "optimizer", "lacks", "model/1.weight")
+        more = three_layers([[0], [1, 2]])
+        more["optimizer"].param_groups[1]["params"].append(torch.nn.Parameter(torch.ones(1)))
+        refused(lambda: keeper.restore(more), checkpoint.CheckpointError, "optimizer", "1.2")
+        fitting = three_layers([[0], [2, 1]])  # parameters are found by name
+        assert keeper.restore(fitting) == 0
+        for layer in range(3):
+            moments = [one["optimizer"].state[one["model"][layer].weight] for one in (saved, fitting)]
+            assert torch.equal(moments[0]["exp_avg"], moments[1]["exp_avg"])
+
+
+@in_folder
+def test_an_optimizer_is_not_restored_without_its_model(at):
+    with checkpoint.Keeper(at) as keeper:
+        keeper.save(0, three_layers([[0, 1, 2]]))
+        keeper.wait()
+        other = three_layers([[0, 1, 2]])
+        assert keeper.restore({"model": other["model"]}) == 0
+        before = other["optimizer"].state_dict()
+        words = "optimizer", "0.0", "model/0.weight", "together"
+        refused(lambda: keeper.restore({"optimizer": other["optimizer"]}), checkpoint.CheckpointError, *words)
+        assert other["optimizer"].state_dict()["state"].keys() == before["state"].keys() == {0, 1, 2}
+        keeper.save(1, {"optimizer": other["optimizer"]})
+        assert keeper.restore({"optimizer": three_layers([[0, 1, 2]])["optimizer"]}) == 1
+
+
+@in_folder
+def test_checkpoints_without_names_of_parameters_are_restored(at):
+    without = {"flatten": lambda state: {k: v for k, v in states.flatten(state).items() if "/parameters/" not in k}}
+    with checkpoint.Keeper(at) as keeper:
+        with mock.patch.multiple(keeper_module, **without):
+            saved = three_layers([[0], [1, 2]])
+            keeper.save(0, saved)
+        keeper.wait()
+        other = three_layers([[0], [1, 2]])
+        assert keeper.restore(other) == 0
+        assert torch.equal(other["model"][0].weight, saved["model"][0].weight)
+        words = "optimizer", "0.0", "model/0.weight", "together"
+        refused(lambda: keeper.restore({"optimizer": other["optimizer"]}), checkpoint.CheckpointError, *words)
+
+
+def test_ranks_with_other_parameters_have_lists_of_their_own():
+    first, second = [["a/0"], ["a/1"]], [["b/0"], ["b/1"]]
+    check_groups("optimizer", first, [first, second])
+    check_groups("optimizer", second, [first, second])
+    check_groups("optimizer", [["a/0", "b/0"], ["b/1", "a/1"]], [first, second])  # one rank instead of two
+    refused(lambda: check_groups("optimizer", [["a/0"], ["b/1"]], [first, second]), ValueError, "lacks", "a/1")
+    refused(lambda: check_groups("optimizer", [["a/0", "b/1"], ["a/1"]], [first, second]), ValueError, "b/1")
 
 
 @in_folder

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import logging
 import os
 import pickle
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrup
 from clary.train.horovod.commits import FILE_NAME, CommitWriter, commit_folder, read_commit
 from clary.train.horovod.errors import CommitError
 
+_LOG = logging.getLogger("horovod")
 # Errors on loading a state of another framework, model or optimizer; torch raises RuntimeError for different sizes.
 _OF_ANOTHER_PROGRAM = (pickle.PickleError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, ImportError)
 
@@ -79,7 +81,9 @@ class State:
         raise NotImplementedError
 
     def resume(self) -> bool:
-        """Load the last commit of an earlier attempt on rank 0; return whether there was one.
+        """Load the last commit of an earlier attempt, or of an earlier job in the folder; return whether there was one.
+
+        Rank 0 loads it. The commit stays when training ends, since the attempt may still fail afterwards.
 
         Raises: CommitError naming the file if it is not a commit, or a commit of another program.
         """
@@ -96,6 +100,11 @@ class State:
                 "Give each program a folder of checkpoints of its own (checkpoint_s3_uri), or remove the file to begin "
                 "anew"
             ) from error
+        _LOG.warning(
+            "training continues from the commit in %s. An earlier attempt or an earlier job wrote it; give the job "
+            "another checkpoint_s3_uri or remove the file to begin anew",
+            os.path.join(folder, FILE_NAME),
+        )
         return True
 
     def save(self) -> None:

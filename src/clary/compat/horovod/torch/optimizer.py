@@ -1,6 +1,11 @@
 """DistributedOptimizer: reduces gradients over all ranks while the backward pass runs, then steps.
 
 The object is an instance of the class of the optimizer that it was made from, with the same parameter groups and state.
+
+[Note: schedules made before] A learning rate schedule replaces `step` in the optimizer that it gets, by a function that
+notes the step and calls that optimizer's own `step`. A DistributedOptimizer made afterwards must not get this function,
+which reduces nothing. So it takes no attribute that would hide a method of its own, and notes its steps in the earlier
+optimizer, in which the schedule looks for them.
 """
 
 from __future__ import annotations
@@ -219,7 +224,9 @@ class _Distributed:
                 warnings.warn(_STEP_WITHOUT_SKIP, stacklevel=2)
             self.synchronize()
         self._synchronized = False
-        return super().step(closure)  # type: ignore[misc]
+        loss = super().step(closure)  # type: ignore[misc]
+        _note_step(self)
+        return loss
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clear the gradients.
@@ -273,6 +280,7 @@ class _DistributedDelta:
             ops.synchronize(handle)
             with torch.no_grad():
                 p.copy_(start + self._compression.decompress(packed, kept))
+        _note_step(self)
         return loss
 
 
@@ -323,7 +331,9 @@ def DistributedOptimizer(
     kind = type(optimizer)
     added = _DistributedDelta if is_delta else _Distributed
     found: Any = object.__new__(type(kind.__name__, (added, kind), {"__module__": __name__}))
-    found.__dict__.update(optimizer.__dict__)
+    # See [Note: schedules made before].
+    found.__dict__.update((name, value) for name, value in vars(optimizer).items() if not hasattr(added, name))
+    found._made_from = optimizer
     if is_delta:
         found._prepare(named_parameters, compression, backward_passes_per_step)
     else:
@@ -338,6 +348,13 @@ def DistributedOptimizer(
             process_set,
         )
     return found
+
+
+def _note_step(optimizer: Any) -> None:
+    """Note a step as a schedule's function would. See [Note: schedules made before]."""
+    earlier = optimizer._made_from
+    earlier._opt_called = True  # torch 2.4 and later
+    earlier._step_count = getattr(earlier, "_step_count", 0) + 1  # earlier releases of torch
 
 
 def _names_of(parameters: Sequence[torch.Tensor], named: Iterable[Any] | None) -> dict[torch.Tensor, str]:

@@ -69,6 +69,7 @@ def save_checkpoint(
 
     Args:
         partial: every rank writes its part; else the first rank writes the whole model, without the optimizer.
+        user_content: any object that can be pickled; that of rank 0 is written.
         translate: changes the whole model before it is written.
         num_kept: number of newest partial checkpoints to keep; None keeps all.
 
@@ -198,6 +199,8 @@ def _saved(folder: Path) -> str:
 def _save_parts(runtime: Runtime, folder: Path, model: Any, optimizer: Any, user_content: Any) -> bool:
     """Write this rank's files to a temporary folder; after all ranks' writes, one rank of each folder renames it.
 
+    The first rank of every host writes the user content of rank 0, since hosts may share the folder or not.
+
     After a kill at any moment, the earlier or the new checkpoint exists. If the kill came between two renames, the next
     resume finishes the move.
 
@@ -205,9 +208,9 @@ def _save_parts(runtime: Runtime, folder: Path, model: Any, optimizer: Any, user
     """
     mark = uuid.uuid4().hex
     if runtime.rank == 0:
-        runtime.groups.broadcast(mark, Along.WORLD)
+        runtime.groups.broadcast((mark, user_content), Along.WORLD)
     else:
-        mark = runtime.groups.receive(0, Along.WORLD)
+        mark, user_content = runtime.groups.receive(0, Along.WORLD)
     beside = folder.with_name(f".{folder.name}.{mark}")
     is_sharded = _degrees(runtime)["sharded"]
     if is_sharded or runtime.groups.group_rank(Along.RDP) == 0:

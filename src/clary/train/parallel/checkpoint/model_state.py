@@ -105,14 +105,11 @@ def load_full(
 
     Raises: RuntimeError as torch's `load_state_dict`, if names (with `strict`) or shapes differ.
     """
-    whole = {name: value for name, value in state.items() if name not in _MARKS}
+    whole = without_marks(state)
     owner_of = _owners_by_path(module, owners)
     cuts = slices_of(module)
     expected = state_of_parts(module)
-    missing = [name for name in expected if name not in whole]
-    unexpected = [name for name in whole if name not in expected]
-    if strict and (missing or unexpected):
-        raise RuntimeError(f"state of a model: missing {missing}, unexpected {unexpected}; strict=False lets it pass")
+    missing, unexpected = check_names(expected, whole, strict=strict)
     own = {
         name: _slice(value, cuts.get(name))
         for name, value in whole.items()
@@ -120,6 +117,28 @@ def load_full(
     }
     module.load_state_dict(own, strict=False)  # raises for wrong shapes
     return torch.nn.modules.module._IncompatibleKeys(missing, unexpected)
+
+
+def check_names(expected: State, whole: State, *, strict: bool) -> tuple[list[str], list[str]]:
+    """Return the names of the model that a whole state lacks, and the names of the state that the model lacks.
+
+    Args:
+        expected: the model's own state.
+        whole: the state to load.
+        strict: whether such names are an error.
+
+    Raises: RuntimeError naming them, with `strict`.
+    """
+    missing = [name for name in expected if name not in whole]
+    unexpected = [name for name in whole if name not in expected]
+    if strict and (missing or unexpected):
+        raise RuntimeError(f"state of a model: missing {missing}, unexpected {unexpected}; strict=False lets it pass")
+    return missing, unexpected
+
+
+def without_marks(state: State) -> State:
+    """Return the tensors of a state, without the keys that describe a part."""
+    return {name: value for name, value in state.items() if name not in _MARKS}
 
 
 def load_part(module: torch.nn.Module, owners: Mapping[str, int], pipeline_rank: int, part: State, strict: bool) -> Any:

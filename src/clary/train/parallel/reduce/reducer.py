@@ -131,7 +131,7 @@ class GradientReducer:
         return True
 
     def count_step(self) -> None:
-        """Count a step of the optimizer."""
+        """Count a step of the optimizer, or one that all ranks have skipped."""
         self._num_steps += 1
         self._has_met = False
 

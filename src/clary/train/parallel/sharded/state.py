@@ -3,6 +3,9 @@
 [Note: local states] A local state holds this rank's shards without conversion. It loads only with the same layout: the
 same parameters in the same flat buffers, the same degree, the same segment. A full state has the names, shapes and
 order of the module or the optimizer without shards.
+
+[Note: uncuttable] An optimizer of 8 bits keeps a scale per block of its slice. Such tensors have neither the shape of
+the slice nor a value that all ranks share, and mean nothing for the whole parameter: a full state refuses them.
 """
 
 from __future__ import annotations
@@ -122,6 +125,9 @@ def full_optimizer_state(optimizer: ShardedOptimizer, *, to_rank0: bool = False)
 
     Args:
         to_rank0: whether the first replica alone gets the state; the others get {}.
+
+    Raises: ValueError on all ranks that share a parameter, if a tensor of its state cannot be put together. See [Note:
+        uncuttable].
     """
     model = optimizer.model
     keeps = not to_rank0 or model.groups.replicas.rank() == 0
@@ -183,6 +189,13 @@ class _Cut:
         self.dtype = dtype
 
 
+class _Uncuttable:
+    """Placeholder of a tensor that belongs to one rank's slice alone, with its shape. See [Note: uncuttable]."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+
 def _header(model: ShardedModel) -> dict[str, Any]:
     return {
         "format": FORMAT,
@@ -208,19 +221,43 @@ def _in_order(optimizer: ShardedOptimizer) -> list[Any]:
 
 
 def _known_states(flat: Flat, optimizer: ShardedOptimizer) -> list[dict[str, Any]]:
-    """Return the states of each parameter, from the first rank that has any: scalars unchanged, shards as `_Cut`."""
-    own: list[dict[str, Any]] = [
-        {
-            key: _Cut(value.dtype) if isinstance(value, torch.Tensor) and value.shape == slice_.shape else value
-            for key, value in optimizer.state.get(slice_, {}).items()
-        }
+    """Return the states of each parameter, from the first rank that has any: scalars unchanged, shards as `_Cut`.
+
+    Raises: ValueError on all ranks of the buffer, if one has a tensor that is neither. See [Note: uncuttable].
+    """
+    is_whole = flat.groups is None
+    own = [
+        {key: _placeholder(key, value, slice_, is_whole) for key, value in optimizer.state.get(slice_, {}).items()}
         for slice_ in flat.slices
     ]
     if flat.groups is None:
         return own
     everyone: list[list[dict[str, Any]]] = [[] for _ in range(flat.groups.degree)]
     dist.all_gather_object(everyone, own, group=flat.groups.sharding)
+    for states in everyone:
+        for name, by_key in zip(flat.layout.names, states, strict=True):
+            for key, value in by_key.items():
+                if isinstance(value, _Uncuttable):
+                    raise ValueError(
+                        f"optimizer state {key} of {name} has shape {value.shape} on a rank; expected the shape of "
+                        "that rank's slice, or one value. A full state cannot hold it: save a local state, which "
+                        "loads at the same degree, or use an optimizer whose state has its parameters' shape"
+                    )
     return [next((one[place] for one in everyone if one[place]), {}) for place in range(len(flat.slices))]
+
+
+def _placeholder(key: str, value: Any, slice_: torch.Tensor, is_whole: bool) -> Any:
+    """Return a scalar unchanged, and a placeholder for another tensor.
+
+    Args:
+        slice_: this rank's slice of the parameter to which the state belongs.
+        is_whole: whether the slice is the whole parameter, so that every tensor belongs to it.
+    """
+    if isinstance(value, torch.Tensor) and value.shape == slice_.shape:
+        return _Cut(value.dtype)
+    if is_whole or not isinstance(value, torch.Tensor) or value.dim() == 0 or key in _NEVER_CUT:
+        return value
+    return _Uncuttable(tuple(value.shape))
 
 
 def _cut_keys(flat: Flat, known: list[dict[str, Any]]) -> list[tuple[str, torch.dtype]]:

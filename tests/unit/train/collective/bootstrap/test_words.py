@@ -1,6 +1,8 @@
 """Messages between ranks whose group is being formed: the first cause of a failure."""
 
 import contextlib
+import fcntl
+import resource
 import socket
 import threading
 import time
@@ -10,6 +12,7 @@ import pytest
 from clary.train.collective.bootstrap.words import READY, WORDLESS, cause_of, say_farewell
 
 SOON_S = 5.0
+HIGH = 1024  # the first descriptor that select.select() refuses
 
 
 @pytest.fixture
@@ -50,3 +53,23 @@ def test_a_farewell_is_the_cause_at_once(sides):
     own, theirs = sides
     say_farewell({0: theirs[1]}, "because of rank 2")
     assert cause_of(own, 2, "its memory is full") == (2, "its memory is full")
+
+
+def test_sockets_above_the_limit_of_select_tell_the_first_cause(sides):
+    own, theirs = sides
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < HIGH + len(own):
+        pytest.skip(f"this process may open {hard} files")
+    with contextlib.ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, HIGH + len(own)), hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        high = {rank: stack.enter_context(_moved_up(sock)) for rank, sock in own.items()}
+        theirs[2].close()
+        say_farewell({0: theirs[1]}, "its disk is full")
+        assert cause_of(high, 2, WORDLESS) == (1, "its disk is full")
+
+
+def _moved_up(sock: socket.socket) -> socket.socket:
+    moved = socket.socket(fileno=fcntl.fcntl(sock.fileno(), fcntl.F_DUPFD_CLOEXEC, HIGH))
+    moved.setblocking(False)
+    return moved

@@ -370,6 +370,31 @@ def test_the_newest_folders_are_kept():
         refused(lambda: limit_num_subdirs(folder, -1), ValueError, "n is -1")
 
 
+def test_failed_saves_push_no_whole_checkpoint_out():
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+
+        def save(step, *files):
+            (folder / f"step-{step}").mkdir()
+            for file in files:
+                (folder / f"step-{step}" / file).parent.mkdir(exist_ok=True)
+                (folder / f"step-{step}" / file).touch()
+
+        save(5, "__0_0.distcp")
+        save(10, "__0_0.distcp", ".metadata")
+        save(20, "__0_0.distcp")
+        save(30, "tp2-0/__0_0.distcp", "tp2-0/.metadata", "tp2-1/slice.json")
+        save(40)
+        assert limit_num_subdirs(folder, 2, log=False) == []
+        assert limit_num_subdirs(folder, 1, log=False) == ["step-5"]
+        save(50, "model.pt")  # of another format: counts
+        save(60, ".metadata.tmp")  # may be under way
+        assert limit_num_subdirs(folder, 2, log=False) == []
+        assert limit_num_subdirs(folder, 1, log=False) == ["step-10", "step-20", "step-30", "step-40"]
+        assert sorted(one.name for one in folder.iterdir()) == ["step-50", "step-60"]
+        assert limit_num_subdirs(folder, 0, log=False) == ["step-50", "step-60"]
+
+
 def test_the_state_of_an_optimizer_is_created_without_a_step():
     for make in (
         torch.optim.AdamW,

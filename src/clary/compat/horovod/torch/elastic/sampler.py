@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Iterator, Sized
@@ -65,9 +66,9 @@ class ElasticSampler(torch.utils.data.Sampler):
         self.total_size = self.num_samples * self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        left = self.remaining_indices
-        padded = left + left[: self.total_size - len(left)]
-        return iter(padded[self.rank : self.total_size : self.num_replicas])
+        # If fewer samples remain than half of what the ranks need, the remaining ones repeat more than once.
+        repeated = itertools.cycle(self.remaining_indices)
+        return itertools.islice(repeated, self.rank, self.total_size, self.num_replicas)
 
     def __len__(self) -> int:
         return int(self.num_samples)

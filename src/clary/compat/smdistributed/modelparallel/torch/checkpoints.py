@@ -89,7 +89,7 @@ def save_checkpoint(
             optimizer.
         model: model to save; None stands for the program's DistributedModel.
         optimizer: optimizer to save; None writes no optimizer state.
-        user_content: any object that can be pickled.
+        user_content: any object that can be pickled; that of rank 0 is written.
         translate_if_full: write a whole model under transformers' names, for modules that came from transformers.
         num_kept_partial_checkpoints: number of newest partial checkpoints to keep; None keeps all.
 

@@ -1,4 +1,10 @@
-"""Removal of old checkpoint folders."""
+"""Removal of old checkpoint folders.
+
+[Note: unfinished] A save that failed, is under way, or was interrupted leaves a folder with parts of a distributed
+checkpoint but without `.metadata`, or an empty folder. Such a folder replaces no checkpoint: if it counted as one, a
+few failed saves in a row would remove the last whole checkpoint. Folders with other files count, since a program may
+keep full or local states in them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +18,7 @@ from typing import Any
 SMP_IS_PARTIAL_KEY = "smp_is_partial"  # key in saved states: whether the state is one rank's part
 SMP_IS_LOAD_INFO_KEY = "smp_is_load_info"
 _METADATA = ".metadata"  # the file that makes a folder a distributed checkpoint
+_PARTS = ("*.distcp", "slice.json", f"{_METADATA}.tmp")  # files that a distributed checkpoint has besides it
 
 
 def SORT_BY_LAST_INT(name: str) -> int:
@@ -29,7 +36,8 @@ def limit_num_subdirs(
 ) -> list[str]:
     """Remove all subfolders except the last `n`. One rank calls it, after the checkpoint is complete.
 
-    Removal begins with the metadata file, so a folder whose removal was interrupted is no checkpoint.
+    Unfinished checkpoints do not count; those before the last `n` are removed, and later ones stay. See [Note:
+    unfinished]. Removal begins with the metadata file, so a folder whose removal was interrupted is no checkpoint.
 
     Args:
         sort_fn: orders the names; the first ones are removed.
@@ -50,7 +58,11 @@ def limit_num_subdirs(
         if one.is_dir() and not one.is_symlink() and (regex is None or re.search(regex, one.name))
     ]
     names.sort(key=lambda name: (sort_fn(name), name))
-    removed = names[: max(len(names) - n, 0)]
+    if n:
+        whole = [name for name in names if not _is_unfinished(folder / name)]
+        removed = names[: names.index(whole[-n])] if len(whole) >= n else []
+    else:
+        removed = names
     for name in removed:
         if log:
             print(f"removing {folder / name}: {n} checkpoints are kept", flush=True)
@@ -59,3 +71,9 @@ def limit_num_subdirs(
                 metadata.unlink()
         shutil.rmtree(folder / name, ignore_errors=True)
     return removed
+
+
+def _is_unfinished(folder: Path) -> bool:
+    """Whether a folder is empty, or a folder in it has parts without metadata. See [Note: unfinished]."""
+    parts = [path for pattern in _PARTS for path in folder.rglob(pattern)]
+    return not any(folder.iterdir()) or any(not (path.parent / _METADATA).exists() for path in parts)

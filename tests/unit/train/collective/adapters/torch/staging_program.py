@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 
 import torch
 from torch.distributed import AllreduceOptions, ReduceOp
@@ -38,6 +39,18 @@ class FakeStreams:
         return torch.futures.Future()
 
 
+class SlowWork(EndedWork):
+    """Ends when its gate is opened."""
+
+    def __init__(self, gate):
+        super().__init__()
+        self.gate = gate
+
+    def wait(self, timeout=None):
+        assert self.gate.wait(_SOON_S)
+        return True
+
+
 class FakeHost:
     """A group of two on host memory, whose other rank has the same tensors."""
 
@@ -46,6 +59,13 @@ class FakeHost:
         self.gate = threading.Event()
         self.gate.set()
         self.error = None
+        self.sent = []
+
+    def send(self, tensors, dst, tag):
+        if self.error is not None:
+            raise self.error
+        self.sent.append((tensors[0].item(), dst, tag))
+        return SlowWork(self.gate)
 
     def allreduce(self, tensors, opts):
         assert self.gate.wait(_SOON_S)
@@ -72,9 +92,8 @@ class FakeHost:
         return EndedWork(outputs)
 
     def recv(self, tensors, src, tag):
-        assert self.gate.wait(_SOON_S)
         tensors[0].fill_(7)
-        work = EndedWork(tensors)
+        work = SlowWork(self.gate)
         work.source_rank = lambda: src
         return work
 
@@ -196,3 +215,69 @@ def test_a_receive_that_waits_does_not_hold_up_collectives():
     assert received.item() == 7
     assert receive.source_rank() == 1
     staged.close()
+
+
+def test_messages_of_one_tag_begin_in_the_order_of_their_calls():
+    staged, host, streams = group()
+    copied = threading.Event()
+
+    def to_host(tensor):  # the first copy takes the longest
+        return tensor.clone(), (lambda: None) if tensor.item() else (lambda: copied.wait(0.3))
+
+    streams.to_host = to_host
+    host.gate.clear()  # no message ends meanwhile
+    works = [staged.send([torch.tensor(float(number))], 1, 5) for number in range(20)]
+    deadline = time.monotonic() + _SOON_S
+    while len(host.sent) < 20 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert host.sent == [(float(number), 1, 5) for number in range(20)]
+    assert not any(work.is_completed() for work in works)
+    host.gate.set()
+    for work in works:
+        work.wait()
+    staged.close()
+
+
+def test_a_message_that_cannot_begin_fails_alone():
+    staged, host, _ = group()
+    host.error = ValueError("there is no rank 9")
+    failed = staged.send([torch.zeros(1)], 9, 0)
+    try:
+        failed.wait()
+    except ValueError as error:
+        told = str(error)
+    assert told == "there is no rank 9"
+    host.error = None
+    staged.send([torch.ones(1)], 1, 0)
+    staged.drain_messages()
+    assert host.sent == [(1.0, 1, 0)]
+    staged.close()
+
+
+def test_operations_go_on_after_the_end_of_one_could_not_be_told():
+    staged, _, streams = group()
+    good, streams.up_mark = streams.up_mark, lambda: 1 / 0
+    failed = staged.allreduce([torch.ones(1)], options())
+    try:
+        failed.wait()
+    except ZeroDivisionError:
+        streams.up_mark = good
+    streams.going_up = lambda: 1 / 0
+    staged.allreduce([torch.ones(1)], options())
+    staged._collectives.drain()
+    del streams.going_up
+    tensor = torch.ones(1)
+    staged.allreduce([tensor], options()).wait()
+    assert tensor.item() == 2
+    staged.close()
+
+
+def test_operations_after_the_close_end_with_the_error_of_the_group():
+    staged, host, _ = group()
+    staged.send([torch.ones(1)], 1, 0).wait()
+    staged.close()
+    host.error = PeerLost("the group was closed")
+    staged.drain_messages()
+    for work in (staged.send([torch.ones(1)], 1, 0), staged.allreduce([torch.ones(1)], options())):
+        assert work.is_completed()
+        assert isinstance(work.exception(), PeerLost)

@@ -1,6 +1,8 @@
 """The works that torch waits on, over a core whose operations end when a test says so."""
 
+import contextlib
 import gc
+import logging
 import threading
 import time
 import weakref
@@ -31,6 +33,19 @@ def raised(function, *arguments):
     except Exception as error:  # noqa: BLE001 - whatever it is, the caller looks at it
         return error
     raise AssertionError("nothing was raised")
+
+
+@contextlib.contextmanager
+def logged(name):
+    """Collect the lines of a logger, with tracebacks."""
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(handler.format(record))
+    logging.getLogger(name).addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logging.getLogger(name).removeHandler(handler)
 
 
 def until(condition):
@@ -153,6 +168,109 @@ def test_two_threads_may_wait_for_one_operation():
     assert ends == [True, True]
 
 
+def waiting(work, ends, *timeout):
+    """Start a thread that waits for a work; return once it is in the core."""
+    thread = threading.Thread(target=lambda: ends.append(work.wait(*timeout)), daemon=True)
+    thread.start()
+    time.sleep(0.1)
+    return thread
+
+
+def in_time(function):
+    """Return what a function returns in a thread of its own, which must end soon."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(function()), daemon=True)
+    thread.start()
+    thread.join(1)
+    assert results, f"{function} waited for the operation"
+    return results[0]
+
+
+def test_polling_and_asking_for_a_future_do_not_wait_for_a_thread_that_waits():
+    core, completion, work = pending()
+    ends, told = [], []
+    thread = waiting(work, ends)
+    assert in_time(work.is_completed) is False
+    assert in_time(work.is_success) is False
+    future = in_time(work.get_future)
+    assert not future.done()
+    future.add_done_callback(lambda _: told.append(threading.current_thread()))
+    assert in_time(lambda: raised(work.wait, timedelta(milliseconds=10))).args
+    core.end(work.ticket)
+    thread.join(_SOON_S)
+    assert ends == [True]
+    until(lambda: told)
+    assert told[0] is not thread
+    assert future.value()[0] is work.result()[0]
+    assert work.get_future() is future
+    assert not core.open_tickets
+    core.close()
+    completion.join()
+
+
+def test_a_future_asked_for_during_a_wait_ends_after_the_wait_was_given_up():
+    core, completion, work = pending()
+    errors = []
+    thread = threading.Thread(target=lambda: errors.append(raised(work.wait, timedelta(seconds=0.3))), daemon=True)
+    thread.start()
+    time.sleep(0.1)
+    future = in_time(work.get_future)
+    thread.join(_SOON_S)
+    assert isinstance(errors[0], CollectiveTimeout)
+    core.end(work.ticket)
+    until(future.done)
+    assert work.wait()
+    core.close()
+    completion.join()
+
+
+def test_a_short_wait_beside_a_long_one_ends_in_its_time():
+    core, _, work = pending()
+    ends = []
+    thread = waiting(work, ends)
+    assert isinstance(in_time(lambda: raised(work.wait, timedelta(milliseconds=10))), CollectiveTimeout)
+    core.end(work.ticket)
+    thread.join(_SOON_S)
+    assert ends == [True]
+
+
+def test_a_long_wait_goes_on_after_a_short_one_was_given_up():
+    core, _, work = pending()
+    errors, ends = [], []
+    short = threading.Thread(target=lambda: errors.append(raised(work.wait, timedelta(seconds=0.3))), daemon=True)
+    short.start()
+    time.sleep(0.1)
+    long = waiting(work, ends)
+    short.join(_SOON_S)
+    assert isinstance(errors[0], CollectiveTimeout)
+    core.end(work.ticket)
+    long.join(_SOON_S)
+    assert ends == [True]
+    assert not core.open_tickets
+
+
+def test_threads_that_wait_poll_and_ask_for_futures_at_once_agree():
+    for _ in range(50):
+        use_by_four_threads(*pending())
+
+
+def use_by_four_threads(core, completion, work):
+    ends = []
+    calls = (work.wait, work.wait, lambda: bool(work.get_future().wait()), lambda: work.is_completed() or True)
+    threads = [threading.Thread(target=lambda call=call: ends.append(call()), daemon=True) for call in calls]
+    for thread in threads[:2]:
+        thread.start()
+    core.end(work.ticket)
+    for thread in threads[2:]:
+        thread.start()
+    for thread in threads:
+        thread.join(_SOON_S)
+    assert ends == [True] * 4
+    assert not core.open_tickets
+    core.close()
+    completion.join()
+
+
 def test_a_callback_may_wait_for_the_futures_of_operations_that_it_starts():
     core, completion, work = pending()
     inner = []
@@ -201,6 +319,52 @@ def test_a_dropped_work_keeps_its_memory_until_the_operation_has_ended():
     until(lambda: finished)
     until(lambda: memory() is None)
     assert not core.open_tickets
+    core.close()
+    completion.join()
+
+
+def test_errors_of_dropped_works_are_logged_and_later_futures_still_end():
+    def fail():
+        raise RuntimeError("its output has gone")
+
+    for error, finish in ((ValueError("sent 4 bytes, the receive is for 8"), None), (None, fail)):
+        core, completion, work = pending(finish)
+        ticket = work.ticket
+        with logged("clary.train.collective.adapters.torch.completion") as lines:
+            del work
+            gc.collect()
+            core.end(ticket, error)
+            until(lambda: lines)
+        assert "rank 0 of group" in lines[0]
+        assert ("sent 4 bytes" if error else "its output has gone") in lines[0]
+        later = PendingWork(core, core.run(Operation(Kind.BARRIER, asynchronous=True)), completion, [])
+        future = later.get_future()
+        core.end(later.ticket)
+        until(future.done)
+        core.close()
+        completion.join()
+
+
+def test_a_future_that_cannot_be_ended_costs_no_other():
+    class Broken:
+        def __init__(self, ticket):
+            self.ticket = ticket
+
+        def take_end(self):
+            core.wait(self.ticket, None)
+
+        def tell(self):
+            raise SystemExit("a callback leaves")
+
+    core, completion, work = pending()
+    broken = Broken(core.run(Operation(Kind.BARRIER, asynchronous=True)))
+    with logged("clary.train.collective.adapters.torch.completion") as lines:
+        completion.watch(broken)
+        core.end(broken.ticket)
+        until(lambda: lines)
+    future = work.get_future()
+    core.end(work.ticket)
+    until(future.done)
     core.close()
     completion.join()
 
