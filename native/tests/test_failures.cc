@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -181,6 +182,33 @@ TEST_P(Failures, CallsOfOtherThreadsEndWhenTheirOwnRankLeaves) {
   clary_destroy(groups[0]);
   for (auto& caller : callers) caller.join();
   for (size_t rank = 1; rank < groups.size(); ++rank) clary_destroy(groups[rank]);
+}
+
+TEST(Leaving, MemoryOfAReceiveIsItsCallersOnceItsEndIsTold) {
+  constexpr size_t kBytes = size_t{256} << 20;
+  for (int round = 0; round < 5; ++round) {
+    Gang gang(layout({0, 0}));
+    clary_failure failure{};
+    std::vector<clary_communicator*> groups;
+    for (int rank = 0; rank < gang.size(); ++rank) groups.push_back(gang.open(rank, &failure));
+    const std::unique_ptr<uint8_t[]> out(new uint8_t[kBytes]);
+    ASSERT_LT(0, clary_send(groups[1], out.get(), kBytes, 0, 0, 0, &failure)) << failure.text;
+    std::unique_ptr<uint8_t[]> in(new uint8_t[kBytes]);
+    const int64_t ticket = clary_receive(groups[0], in.get(), kBytes, 1, 0, 0, &failure);
+    ASSERT_LT(0, ticket) << failure.text;
+    std::atomic<bool> waits{false};
+    std::thread receiver([&] {
+      clary_failure own{};
+      waits = true;
+      EXPECT_EQ(-CLARY_CLOSED, clary_wait(groups[0], ticket, -1, nullptr, &own)) << own.text;
+      in.reset();  // whoever still writes it is caught by the address sanitizer
+    });
+    while (!waits) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(2 + round));
+    clary_destroy(groups[0]);
+    receiver.join();
+    clary_destroy(groups[1]);
+  }
 }
 
 TEST(Arguments, AreRefusedWithoutHarm) {

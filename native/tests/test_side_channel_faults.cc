@@ -220,6 +220,29 @@ TEST_P(SideChannelFaults, ASendWhoseDeadlinePassesMidwayLeavesItsMemoryAloneAndT
   EXPECT_WELL(record.end(2));
 }
 
+TEST_P(SideChannelFaults, ASendThatIsGivenUpMidwayLeavesWholeAlsoWhenTheGroupBreaksThen) {
+  playPeer();
+  auto large = std::make_unique<std::vector<uint8_t>>(size_t{64} << 20, uint8_t{0xAA});
+  channel->send(1, 1, 1, large->data(), large->size(), Clock::now() + 200ms);
+  auto request = player->read();
+  ASSERT_TRUE(request);
+  player->write({FrameKind::kClear, request->id, 5});
+  expectFailure(record.end(1), Code::kTimeout, 1, {"of its bytes had moved"});
+  large.reset();
+  // An engine says so to all peers; what is half written is then kept a second time.
+  channel->tellBadNews({Code::kTimeout, 1, "the send took too long"});
+  size_t wrong = 0;
+  while (true) {
+    auto frame = player->read();
+    ASSERT_TRUE(frame) << "the stream is out of step";
+    if (frame->kind == FrameKind::kBadNews) break;
+    ASSERT_EQ(frame->kind, FrameKind::kData);
+    for (const char byte : player->text()) wrong += static_cast<uint8_t>(byte) != 0xAA;
+  }
+  EXPECT_EQ(wrong, 0u) << "bytes of the send are not its own";
+  EXPECT_EQ(player->text(), "the send took too long");
+}
+
 TEST_P(SideChannelFaults, AReceiveWhoseDeadlinePassesMidwayGetsNoMoreBytes) {
   playPeer();
   auto in = std::make_unique<std::vector<uint8_t>>(3000);

@@ -81,7 +81,7 @@ typedef struct clary_group {
   const char* const* host_names;  // one a host
   int32_t segment_fd;             // memory shared by the ranks of this host, zeroed; -1 if alone on it
   uint64_t segment_bytes;         // its size: clary_segment_bytes(ranks of this host, slot_bytes)
-  uint64_t slot_bytes;            // one staging slot of one rank; the same on all ranks
+  uint64_t slot_bytes;            // one staging slot of one rank, 64 bytes a rank or more; the same on all ranks
   const int32_t* lane_fds;        // `size` stream sockets for collectives, -1 for ranks of this host and itself
   const int32_t* side_fds;        // `size` stream sockets for send, receive and bad news; -1 for itself
   double timeout_s;               // limit of one operation where the call names none

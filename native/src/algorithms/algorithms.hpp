@@ -24,4 +24,15 @@ void barrier(Run& run);
 // Of all ranks, for AVG; 1 for other reductions.
 int finalDivisor(const Run& run);
 
+// What sums are divided by in two stages: within a host, and between hosts the sum of what the hosts have.
+struct Divisors {
+  int within = 1;
+  int between = 1;
+};
+// Their product is finalDivisor. On one host the first does it all, so that sums are rounded once. Between hosts the
+// second does it all, except on float16, whose range a host's sum leaves easily: there the first is large enough for no
+// host's part to be larger than the largest value. `roundsEachAddition`: whether sums between hosts are rounded on
+// their way, as by ring and halving-doubling. Equal on all ranks.
+Divisors divisorsOf(const Run& run, bool roundsEachAddition);
+
 }  // namespace clary

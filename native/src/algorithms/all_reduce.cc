@@ -48,7 +48,7 @@ class BetweenHostsReduction {
   size_t perSegment_ = 0;
   size_t shardCapacity_ = 0;
   int segments_ = 0;
-  int divisor_;
+  const Divisors divisors_;
   std::unique_ptr<ShardExchange> exchange_;
   std::vector<Shard> stages_;  // segments under way
   HostTeam::Buffer slots_[2] = {};
@@ -64,7 +64,8 @@ BetweenHostsReduction::BetweenHostsReduction(Run& run, const Choice& choice)
       grain_(kGrainBytes / elementSize_),
       input_(static_cast<const std::byte*>(operation_.input)),
       output_(static_cast<std::byte*>(operation_.output)),
-      divisor_(finalDivisor(run)) {
+      divisors_(
+          divisorsOf(run, choice.between == BetweenHosts::kRing || choice.between == BetweenHosts::kHalvingDoubling)) {
   // All hosts must cut alike, so nothing here may depend on the own host's number of ranks.
   shardCapacity_ = static_cast<size_t>(choice.segmentBytes) / static_cast<size_t>(rails_) / kGrainBytes * grain_;
   perSegment_ = shardCapacity_ * static_cast<size_t>(rails_);
@@ -74,7 +75,7 @@ BetweenHostsReduction::BetweenHostsReduction(Run& run, const Choice& choice)
     for (int host = 0; host < run.layout().hosts(); ++host) {
       peers.push_back(run.layout().ranksOf[host][team_.index()]);
     }
-    exchange_ = makeShardExchange(choice.between, run, std::move(peers), divisor_);
+    exchange_ = makeShardExchange(choice.between, run, std::move(peers), divisors_.between);
   }
 }
 
@@ -107,7 +108,7 @@ void BetweenHostsReduction::addWithinHost(int segment) {
   shard.count = part.count;
   shard.scratch = run_.room(2 * number).atLeast(exchange_->scratchElements(shardCapacity_) * elementSize_);
   shard.result = output_ + part.begin * elementSize_;
-  if (isAlone()) {
+  if (isAlone() && divisors_.within == 1) {
     shard.partial = input_ + part.begin * elementSize_;
   } else {
     std::byte* partial = run_.room(2 * number + 1).atLeast(shardCapacity_ * elementSize_);
@@ -116,7 +117,7 @@ void BetweenHostsReduction::addWithinHost(int segment) {
       sources[member] = member == team_.index() ? input_ + part.begin * elementSize_
                                                 : slotShard(member, slots_[segment & 1], team_.index());
     }
-    run_.reduce(partial, nullptr, sources.data(), team_.members(), part.count, 1);
+    run_.reduce(partial, nullptr, sources.data(), team_.members(), part.count, divisors_.within);
     shard.partial = partial;
   }
   exchange_->begin(shard);
@@ -169,6 +170,19 @@ void BetweenHostsReduction::go() {
 }  // namespace
 
 int finalDivisor(const Run& run) { return run.operation().op == ReduceOp::kAvg ? run.layout().size : 1; }
+
+Divisors divisorsOf(const Run& run, bool roundsEachAddition) {
+  const Layout& layout = run.layout();
+  const int whole = finalDivisor(run);
+  if (whole == 1) return {};
+  if (layout.hosts() == 1) return {whole, 1};
+  if (run.operation().dtype != Dtype::kFloat16) return {1, whole};
+  if (roundsEachAddition) return {whole, 1};
+  // Both are whole numbers: on equal hosts the ranks of one, and the hosts.
+  int within = layout.mostRanksOnAHost();
+  while (whole % within != 0) ++within;
+  return {within, whole / within};
+}
 
 namespace {
 

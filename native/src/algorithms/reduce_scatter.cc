@@ -56,6 +56,7 @@ class ReduceScatter {
   const size_t total_;
   size_t perSegment_;
   int segments_;
+  const Divisors divisors_;
   std::vector<int> foreign_;    // owners on other hosts whose chunks this rank adds
   std::vector<int> suppliers_;  // by host: the rank there that adds this rank's chunk
   Stage stages_[2];
@@ -68,7 +69,8 @@ ReduceScatter::ReduceScatter(Run& run)
       layout_(run.layout()),
       operation_(run.operation()),
       elementSize_(operation_.elementSize()),
-      total_(operation_.count) {
+      total_(operation_.count),
+      divisors_(divisorsOf(run, false)) {
   // Equal on all hosts: a slot takes one segment of every chunk.
   const size_t perChunk = team_.slotBytes() / static_cast<uint64_t>(layout_.size) / kGrainBytes * kGrainBytes;
   perSegment_ = std::max(perChunk, kGrainBytes) / elementSize_;
@@ -101,7 +103,7 @@ void ReduceScatter::addOne(void* destination, int d, int segment, int divisor) {
 
 void ReduceScatter::addWithinHost(int segment) {
   if (layout_.hosts() == 1) {
-    addOne(output(segment), layout_.rank, segment, finalDivisor(run_));
+    addOne(output(segment), layout_.rank, segment, divisors_.within);
     return;
   }
   Stage& stage = stages_[segment & 1];
@@ -119,15 +121,15 @@ void ReduceScatter::addWithinHost(int segment) {
   stage.sent.assign(foreign_.size(), 0);
   for (size_t i = 0; i < foreign_.size(); ++i) {
     const void* sum = input(foreign_[i], segment);
-    if (team_.members() > 1) {
+    if (team_.members() > 1 || divisors_.within != 1) {
       std::byte* place = takeRoom();
-      addOne(place, foreign_[i], segment, 1);
+      addOne(place, foreign_[i], segment, divisors_.within);
       sum = place;
     }
     stage.sent[i] = run_.lanes().postSend(foreign_[i], sum, bytes);
   }
   stage.own = takeRoom();
-  addOne(stage.own, layout_.rank, segment, 1);
+  addOne(stage.own, layout_.rank, segment, divisors_.within);
 }
 
 void ReduceScatter::takeIn(int segment) {
@@ -138,7 +140,7 @@ void ReduceScatter::takeIn(int segment) {
     if (host != layout_.host()) run_.awaitReceived(suppliers_[host], stage.received[host]);
   }
   for (size_t i = 0; i < foreign_.size(); ++i) run_.awaitSent(foreign_[i], stage.sent[i]);
-  run_.reduce(output(segment), nullptr, sources.data(), layout_.hosts(), countOf(segment), finalDivisor(run_));
+  run_.reduce(output(segment), nullptr, sources.data(), layout_.hosts(), countOf(segment), divisors_.between);
 }
 
 void ReduceScatter::go() {

@@ -51,6 +51,7 @@ class ReduceToRoot {
   size_t shardCapacity_;
   size_t perSegment_;
   int segments_;
+  const Divisors divisors_;
   Stage stages_[2];
   HostTeam::Buffer slots_[2] = {};
   HostTeam::Buffer outboxes_[2] = {};
@@ -63,7 +64,8 @@ ReduceToRoot::ReduceToRoot(Run& run)
       operation_(run.operation()),
       elementSize_(operation_.elementSize()),
       owners_(layout_.rails),
-      input_(static_cast<const std::byte*>(operation_.input)) {
+      input_(static_cast<const std::byte*>(operation_.input)),
+      divisors_(divisorsOf(run, false)) {
   const size_t most = team_.slotBytes() / static_cast<uint64_t>(std::max(owners_, 2));
   shardCapacity_ = most / kGrainBytes * kGrainBytes / elementSize_;
   perSegment_ = shardCapacity_ * static_cast<size_t>(owners_);
@@ -100,7 +102,7 @@ void ReduceToRoot::addWithinHost(int segment) {
                                               : slotShard(member, slots_[segment & 1], team_.index());
   }
   stage.own.resize(bytes);
-  run_.reduce(stage.own.data(), nullptr, sources.data(), team_.members(), part.count, 1);
+  run_.reduce(stage.own.data(), nullptr, sources.data(), team_.members(), part.count, divisors_.within);
   if (!isRootHost()) {
     stage.sent = run_.lanes().postSend(ownerOn(layout_.hostOf[operation_.root]), stage.own.data(), bytes);
   }
@@ -122,7 +124,7 @@ void ReduceToRoot::takeIn(int segment) {
   }
   void* destination = isRoot() ? static_cast<std::byte*>(operation_.output) + part.begin * elementSize_
                                : team_.buffer(team_.index(), outboxes_[segment & 1]);
-  run_.reduce(destination, nullptr, sources.data(), layout_.hosts(), part.count, finalDivisor(run_));
+  run_.reduce(destination, nullptr, sources.data(), layout_.hosts(), part.count, divisors_.between);
 }
 
 void ReduceToRoot::copyToRoot(int segment) {

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "algorithms/algorithms.hpp"
+#include "algorithms/split.hpp"
 
 namespace clary {
 namespace {
@@ -26,6 +27,7 @@ constexpr Duration kPatienceOfTry = microseconds(100);
 constexpr uint64_t kMostTriedBytes = 64u << 10;
 constexpr Duration kGoodbyeLimit = milliseconds(1000);
 constexpr double kLongestTimeoutSeconds = 1e8;
+constexpr uint64_t kSlotGrainBytes = 4096;
 
 void closeAll(const int32_t* descriptors, int size) {
   for (int r = 0; descriptors != nullptr && r < size; ++r) {
@@ -59,6 +61,7 @@ Communicator::Communicator(const clary_group& group)
                         "' is not known: expected '', shm-oneshot, shm-twophase, single-copy, "
                         "oneshot, direct, ring or halving-doubling");
     }
+    checkSlots(group.slot_bytes);
     team_ = std::make_unique<HostTeam>(layout_.index(), layout_.localSize(), group.segment_fd, group.segment_bytes,
                                        group.slot_bytes);
     peers_ = std::make_unique<PeerMemory>(*team_);
@@ -137,14 +140,27 @@ Communicator::~Communicator() {
     std::unique_lock lock(queueMutex_);
     queueChanged_.wait(lock, [this] { return !isBusy_ && waiting_ == 0; });
   }
-  tickets_.stop();
   messenger_.store(nullptr);
+  // Who waits for a transfer may free its memory once told: its end is told by the channel, which touches it no more.
   side_->close(kGoodbyeLimit);
+  tickets_.stop();
   side_.reset();
   if (lanes_ && isInOrder && !isCut_) lanes_->leave(kGoodbyeLimit);
   lanes_.reset();
   guard_.reset();
   close(wakeFd_);
+}
+
+// Algorithms cut a slot into a piece for every rank of the group, at most, and a piece takes a grain at least. Of what
+// all ranks know equally, so that all of them refuse.
+void Communicator::checkSlots(uint64_t slotBytes) const {
+  const uint64_t least = static_cast<uint64_t>(layout_.size) * kGrainBytes;
+  if (layout_.mostRanksOnAHost() == 1 || slotBytes >= least) return;
+  const uint64_t enough = (least + kSlotGrainBytes - 1) / kSlotGrainBytes * kSlotGrainBytes;
+  throw Failure(Code::kInvalid, -1,
+                "group '" + name_ + "': slots have " + std::to_string(slotBytes) + " bytes, and " +
+                    std::to_string(layout_.size) + " ranks need " + std::to_string(enough) +
+                    "; set CLARY_COLLECTIVE_SLOT_BYTES to that or more on all ranks");
 }
 
 void Communicator::check(const Operation& operation) const {
@@ -285,9 +301,10 @@ int64_t Communicator::tryInCaller(Operation& operation) {
     if (hasEnded || failure) record_.end(operation.sequence, hasEnded);
     if (!hasEnded) ticket = tickets_.open();
     if (!hasEnded && !failure) queue_.push_front(std::make_unique<Job>(operation, layout_.size, ticket));
+    // All of it under the lock, because the destructor ends when it finds nobody busy.
+    if (failure) tickets_.finish(ticket, 0, &*failure);
     if (isStopping_ || !queue_.empty()) queueChanged_.notify_all();
   }
-  if (failure) tickets_.finish(ticket, 0, &*failure);
   return ticket;
 }
 

@@ -63,6 +63,7 @@ class Communicator {
     int64_t ticket;
   };
   void check(const Operation& operation) const;
+  void checkSlots(uint64_t slotBytes) const;
   void execute(const Operation& operation, Duration patience);
   // Whether an asynchronous operation that nothing precedes may be tried in its caller's thread.
   bool mayBeTried(const Operation& operation) const;

@@ -42,6 +42,8 @@ void Connection::enqueueText(Frame frame, std::string_view text) {
 }
 
 void Connection::keepCopy(Outgoing& item) {
+  // A frame may be given up twice: by its transfer, and then with all others. Its payload is its own since the first.
+  if (item.owned != nullptr) return;
   auto bytes = static_cast<size_t>(item.frame.payloadBytes());
   item.owned = std::make_unique<std::byte[]>(bytes);
   if (bytes > 0) std::memcpy(item.owned.get(), item.payload, bytes);

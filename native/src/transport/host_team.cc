@@ -102,6 +102,7 @@ std::byte* HostTeam::buffer(int member, Buffer which) {
 Step HostTeam::publish() {
   ++step_;
   if (members_ == 1) return step_;
+  if (step_ % kStepsBetweenLooks == 0) moveUpStale();  // [Note: stale steps]
   Counter& own = counter(index_);
   // Sequentially consistent, as in `sleep`: either the sleeper sees the new step or we see the sleeper.
   own.step.store(step_, std::memory_order_seq_cst);
@@ -110,6 +111,17 @@ Step HostTeam::publish() {
     futex(&own.step, FUTEX_WAKE, INT_MAX, nullptr);
   }
   return step_;
+}
+
+void HostTeam::moveUpStale() {
+  for (Step& freeAt : freeAt_) {
+    if (step_ - freeAt > kMostStepsBehind && hasReached(step_, freeAt)) freeAt = step_ - kMostStepsBehind;
+  }
+}
+
+void HostTeam::startAt(Step step) {
+  step_ = step;
+  if (members_ > 1) counter(index_).step.store(step, std::memory_order_seq_cst);
 }
 
 Step HostTeam::published(int member) const {

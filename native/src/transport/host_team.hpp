@@ -72,6 +72,8 @@ class HostTeam {
 
   Step step() const { return step_; }  // the last that this member published
   Step publish();                      // one more phase is finished; returns its number
+  // For tests: go on as if this member had finished so many phases. Before anyone waits.
+  void startAt(Step step);
   Step published(int member) const;
   bool allReached(Step step) const;
   int slowest() const;  // the member that has published least
@@ -98,6 +100,13 @@ class HostTeam {
   };
   Counter& counter(int member) const;
   std::byte* control(int member) const;
+  // [Note: stale steps] A buffer that is long not used keeps a step that falls behind by half of all steps in the end,
+  // and then looks as if it were still to come. So every kStepsBetweenLooks steps what lies far behind is moved up; to
+  // where all members have long been, as they are never more than an operation apart.
+  void moveUpStale();
+
+  static constexpr Step kStepsBetweenLooks = Step{1} << 29;
+  static constexpr Step kMostStepsBehind = Step{1} << 30;
 
   int index_;
   int members_;

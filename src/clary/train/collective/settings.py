@@ -138,7 +138,8 @@ class CollectiveSettings:
         str(MIB),
         _slot_bytes,
         f"bytes, a multiple of {_PAGE_BYTES}, at most {_MAX_SLOT_BYTES}; the same on all ranks",
-        "size of one staging slot in memory that ranks of a host share; a rank has three",
+        "size of one staging slot in memory that ranks of a host share; a rank has three. A group needs 64 bytes for "
+        "each of its ranks",
     )
     link: Link = _setting(  # noqa: RUF009 - a Link cannot be changed
         "CLARY_COLLECTIVE_LINK",
