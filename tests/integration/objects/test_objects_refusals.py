@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import http.client
@@ -203,6 +204,23 @@ def test_presigned_urls_read_and_write_until_they_expire(
     client.close()
 
 
+def test_a_presigned_url_of_version_2_may_hold_type_and_digest(service: Service, plain: Any, key: str) -> None:
+    digest = base64.b64encode(hashlib.md5(b"typed", usedforsecurity=False).digest()).decode()
+    params = {"Bucket": BUCKET, "Key": key, "ContentType": "text/plain", "ContentMD5": digest}
+    url = plain.generate_presigned_url("put_object", Params=params)
+    assert "AWSAccessKeyId=" in url
+    target = url.removeprefix(service.http_url)
+    host = {"Host": urlsplit(service.http_url).netloc}
+    assert send_raw(service, "PUT", target, {**host, "Content-Type": "text/html"}, b"typed").status == 403
+    assert send_raw(service, "PUT", target, {**host, "Content-MD5": digest}, b"other").status == 400
+    assert send_raw(service, "PUT", target, host, b"other").code == "BadDigest"
+    for headers in ({}, {"Content-Type": "text/plain", "Content-MD5": digest}):
+        assert send_raw(service, "PUT", target, {**host, **headers}, b"typed").status == 200
+        found = plain.head_object(Bucket=BUCKET, Key=key)
+        assert (found["ContentType"], found["ContentLength"]) == ("text/plain", 5)
+        plain.delete_object(Bucket=BUCKET, Key=key)
+
+
 # Invalid keys and buckets
 
 
@@ -241,11 +259,83 @@ def test_keys_that_the_store_would_alias_are_refused_in_every_operation(
     assert read(plain, "a/b") == b"other"
 
 
-def test_prefix_that_the_store_would_alias_is_refused(plain: Any) -> None:
-    for prefix in ("a//", "/a"):
-        with pytest.raises(ClientError) as error:
-            plain.list_objects_v2(Bucket=BUCKET, Prefix=prefix)
-        assert refusal(error) == ("InvalidArgument", 400)
+@pytest.mark.parametrize("prefix", ["a//", "/a", "a\\", "a/\\b c+&"])
+def test_no_key_has_a_prefix_that_the_store_would_alias(plain: Any, prefix: str) -> None:
+    plain.put_object(Bucket=BUCKET, Key="a/b", Body=b"other")
+    second = plain.list_objects_v2(Bucket=BUCKET, Prefix=prefix, Delimiter="/", StartAfter="a+b", MaxKeys=7)
+    assert (second["KeyCount"], second["IsTruncated"], "Contents" in second) == (0, False, False)
+    assert [second[name] for name in ("Name", "Prefix", "Delimiter", "StartAfter", "MaxKeys")] == [
+        BUCKET,
+        prefix,
+        "/",
+        "a+b",
+        7,
+    ]
+    first = plain.list_objects(Bucket=BUCKET, Prefix=prefix, Marker="m")
+    assert [first[name] for name in ("Marker", "MaxKeys", "IsTruncated")] == ["m", 1000, False]
+    assert first["Prefix"] == quote(prefix), "botocore requests encoded names, but decodes all except this one"
+    versions = plain.list_object_versions(Bucket=BUCKET, Prefix=prefix)
+    assert [versions[name] for name in ("Prefix", "KeyMarker", "IsTruncated")] == [prefix, "", False]
+    uploads = plain.list_multipart_uploads(Bucket=BUCKET, Prefix=prefix)
+    assert [uploads[name] for name in ("Bucket", "Prefix", "MaxUploads")] == [BUCKET, prefix, 1000]
+    with pytest.raises(ClientError) as error:
+        plain.list_objects_v2(Bucket="never-made", Prefix=prefix)
+    assert refusal(error) == ("NoSuchBucket", 404)
+
+
+@pytest.mark.parametrize("bucket", ["status", "healthz", "readyz"])
+def test_pages_of_the_store_itself_are_no_buckets(service: Service, plain: Any, key: str, bucket: str) -> None:
+    made = send(service, "PUT", f"/{bucket}")
+    assert (made.status, made.code) == (400, "InvalidBucketName")
+    for method, path in (
+        ("GET", f"/{bucket}"),
+        ("GET", f"/{bucket}/k"),
+        ("PUT", f"/{bucket}/k"),
+        ("DELETE", f"/{bucket}"),
+    ):
+        answer = send(service, method, path)
+        assert (answer.status, answer.code) == (404, "NoSuchBucket")
+    assert send(service, "HEAD", f"/{bucket}").status == 404
+    source = {"x-amz-copy-source": f"/{bucket}/k"}
+    assert send(service, "PUT", f"/{BUCKET}/{key}", headers=source).code == "NoSuchBucket"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x-amz-write-offset-bytes",
+        "x-amz-mp-object-size",
+        "x-amz-if-match-size",
+        "X-Amz-If-Match-Last-Modified-Time",
+    ],
+)
+def test_headers_that_the_store_would_ignore_are_refused(service: Service, plain: Any, key: str, name: str) -> None:
+    plain.put_object(Bucket=BUCKET, Key=key, Body=b"kept")
+    for method in ("PUT", "DELETE"):
+        answer = send(service, method, f"/{BUCKET}/{key}", headers={name: "1"})
+        assert (answer.status, answer.code) == (501, "NotImplemented")
+    assert read(plain, key) == b"kept"
+
+
+def test_a_copy_source_may_encode_its_slashes(service: Service, plain: Any, key: str) -> None:
+    plain.put_object(Bucket=BUCKET, Key=f"{key}/a b+%2F", Body=b"a")
+    source = quote(f"{BUCKET}/{key}/a b+%2F", safe="")
+    assert send(service, "PUT", f"/{BUCKET}/{key}/c", headers={"x-amz-copy-source": source}).status == 200
+    assert read(plain, f"{key}/c") == b"a"
+
+
+def test_a_client_of_directory_buckets_can_read_its_refusal(service: Service) -> None:
+    scope = "CLARYUSER/20260101/us-west-2/s3express/aws4_request"
+    value = f"AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders=host, Signature={'0' * 64}"
+    headers = {"Host": "h", "Authorization": value, "x-amz-date": "20260101T000000Z", "x-amz-content-sha256": "x"}
+    query = f"X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential={quote(scope, safe='')}&X-Amz-Date=20260101T000000Z"
+    query += f"&X-Amz-Expires=60&X-Amz-SignedHeaders=host&X-Amz-Signature={'0' * 64}"
+    for answer in (
+        send_raw(service, "GET", "/b--usw2-az1--x-s3?session", headers, b""),
+        send_raw(service, "GET", f"/b--usw2-az1--x-s3/k?{query}", {"Host": "h"}, b""),
+    ):
+        assert answer.headers["content-type"] == "application/xml"
+        assert (answer.status, answer.code) == (501, "NotImplemented")
 
 
 @pytest.mark.parametrize(

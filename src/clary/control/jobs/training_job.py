@@ -206,6 +206,7 @@ class TrainingJob:
     failure: JobFailure | None = None
     final_metrics: tuple[FinalMetric, ...] = ()
     metric_units: Mapping[str, str] = field(default_factory=dict)  # metric that scripts have put -> CloudWatch's Unit
+    metric_namespaces: tuple[str, ...] = ()  # namespaces of metrics that scripts have put
     rule_evaluations: tuple[RuleEvaluation, ...] = ()  # reports on rules; `rule_evaluations.evaluations_of` reads them
     warnings: tuple[str, ...] = ()  # shown by describe and in the first log lines
     emulation: tuple[str, ...] = ()  # shown likewise, under its own heading: differences between this machine and AWS

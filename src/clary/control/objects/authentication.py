@@ -20,6 +20,7 @@ from clary.contract import sigv4
 from clary.control.permissions.temporary_keys import TemporaryKeys, TokenVerdict
 
 FORBIDDEN = 403
+DIRECTORY_BUCKETS = "s3express"  # service in signatures of requests to directory buckets
 REGION = "Region"  # key of the expected region in an error's details
 MAX_EXPIRES_DIGITS = 12  # seconds since 1970; Python raises an error for numbers of thousands of digits
 
@@ -100,8 +101,8 @@ def authenticate(
         region: the only region that a signature may name; None accepts every region. Version 2 names no region.
         temporary: verifies keys with a session token; None refuses them.
     Raises: WireError AccessDenied, InvalidAccessKeyId, InvalidToken, ExpiredToken, InvalidRequest,
-        SignatureDoesNotMatch, RequestTimeTooSkewed, MissingSecurityHeader, AuthorizationHeaderMalformed or
-        AuthorizationQueryParametersError.
+        SignatureDoesNotMatch, RequestTimeTooSkewed, MissingSecurityHeader, AuthorizationHeaderMalformed,
+        AuthorizationQueryParametersError or NotImplemented.
     """
     headers = {name.lower(): value for name, value in request.headers}
     parameters = {name.lower(): value for name, value in _parameters(request.query).items()}
@@ -217,6 +218,7 @@ def _authenticate_header(
             "MissingSecurityHeader",
             "Your request is missing a required header: x-amz-content-sha256",
         )
+    _check_service(authorization)
     secret = secret_of(authorization.access_key_id, find_secret)
     check_region(
         authorization.region,
@@ -254,6 +256,7 @@ def _authenticate_presigned(
     except ContractError as error:
         raise WireError("AuthorizationQueryParametersError", error.message) from error
     authorization = presigned.authorization
+    _check_service(authorization)
     secret = secret_of(authorization.access_key_id, find_secret)
     check_region(
         authorization.region,
@@ -327,6 +330,19 @@ def secret_of(access_key_id: str, find_secret: FindSecret) -> str:
     return secret
 
 
+def _check_service(authorization: sigv4.Authorization) -> None:
+    if authorization.service == DIRECTORY_BUCKETS:
+        raise WireError(
+            "NotImplemented", "Directory buckets are not offered here: use a bucket of another name.", http_status=501
+        )
+    if authorization.service != "s3":
+        raise WireError(
+            "AuthorizationHeaderMalformed",
+            f"The authorization header is malformed; incorrect service {authorization.service!r}. This endpoint "
+            "belongs to 's3'.",
+        )
+
+
 def _verify(
     request: sigv4.SigningRequest,
     headers: dict[str, str],
@@ -337,12 +353,6 @@ def _verify(
     secret: str,
 ) -> bytes:
     """Check the signature, and that it covers the needed headers; return the signing key."""
-    if authorization.service != "s3":
-        raise WireError(
-            "AuthorizationHeaderMalformed",
-            f"The authorization header is malformed; incorrect service {authorization.service!r}. This endpoint "
-            "belongs to 's3'.",
-        )
     if authorization.date != amz_date[:8]:
         raise WireError(
             "AuthorizationHeaderMalformed",

@@ -24,11 +24,12 @@ from clary.contract.launch_plan import Endpoint
 from clary.control.objects import bucket_regions, completed_answers, copying, encryption, s3_request
 from clary.control.objects.authentication import Caller, FindSecret, authenticate
 from clary.control.objects.deletion_limit import DeletionLimit
+from clary.control.objects.empty_listings import empty_listing
 from clary.control.objects.encryption import Encryption
 from clary.control.objects.forms import form_upload
 from clary.control.objects.forms.form_data import FormReader, boundary_of
 from clary.control.objects.forms.form_upload import object_address
-from clary.control.objects.forms.subresources import check_subresources
+from clary.control.objects.forms.subresources import check_store_pages, check_subresources
 from clary.control.objects.front_answers import (
     BUCKET_REGION,
     error_response,
@@ -73,6 +74,15 @@ _NOT_FORWARDED = frozenset(
 )
 # SeaweedFS stores headers of these names as its own attributes of an object, such as the number of its version.
 _OF_STORE = ("seaweed-", "x-seaweed")
+# SeaweedFS ignores these conditions and places of a write, and would overwrite or remove the whole object.
+_IGNORED_BY_STORE = frozenset(
+    {
+        "x-amz-write-offset-bytes",
+        "x-amz-mp-object-size",
+        "x-amz-if-match-size",
+        "x-amz-if-match-last-modified-time",
+    }
+)
 _OWNER_HEADERS = ("x-amz-expected-bucket-owner", "x-amz-source-expected-bucket-owner")
 _GOOD = (http.HTTPStatus.OK, http.HTTPStatus.PARTIAL_CONTENT)
 # ETag with which SeaweedFS answers reads of `a/` if only `a/b` exists; the ETag of a stored `a/` has no `-0` at its
@@ -158,8 +168,11 @@ class S3Front:
             asked = s3_request.parse_request(request.method, f"/{bucket}{raw_path}" if bucket else raw_path, raw_query)
             resource = asked.resource
             if not self._forward_encryption:
+                check_store_pages(asked.bucket, makes_bucket=bucket_regions.makes_bucket(asked))
                 check_subresources(asked)
             permit = Permit(self._find_grants(caller.access_key_id), request, asked, hidden=self._hidden)
+            if asked.has_unstorable_prefix:
+                return await self._answer_empty_listing(request, asked)
             asked = permit.with_clear_markers(asked)
             with self._deletions.entered(caller.access_key_id) if asked.is_delete_objects else nullcontext():
                 outgoing = await self._translate(request, asked, caller, body, permit)
@@ -174,6 +187,8 @@ class S3Front:
         place = s3_request.parse_request("POST", f"/{host_bucket}{raw_path}" if host_bucket else raw_path, "")
         if place.key:
             raise WireError("MethodNotAllowed", "A form is posted to its bucket, not to a key.", http_status=405)
+        if not self._forward_encryption:
+            check_store_pages(place.bucket, makes_bucket=False)
         form = FormReader(body.pieces(), boundary_of(request.headers.get("Content-Type", "")))
         try:
             async with asyncio.timeout(FORM_TIMEOUT_S):
@@ -235,7 +250,9 @@ class S3Front:
         by_name = {name.lower(): value for name, value in headers}
         copy_source = by_name.get("x-amz-copy-source")
         if copy_source is not None:
-            s3_request.check_copy_source(copy_source)
+            bucket, _ = s3_request.check_copy_source(copy_source)
+            if not self._forward_encryption:
+                check_store_pages(bucket, makes_bucket=False)
         length = content_length(request, by_name)
         if asked.method == "PUT" and asked.key.endswith("/") and (copy_source is not None or length != 0):
             raise WireError(
@@ -271,9 +288,7 @@ class S3Front:
         """Answer a request for the encryption of a bucket, which the embedded store does not support."""
         if asked.method == "PUT":
             encryption.check_bucket_configuration(out.data if isinstance(out.data, bytes) else b"")
-        status, _ = await self._store.head(asked.bucket, "")
-        if status != http.HTTPStatus.OK:
-            raise WireError("NoSuchBucket", "The specified bucket does not exist", http_status=404)
+        await self._require_bucket(asked.bucket)
         match asked.method:
             case "GET":
                 return whole(request, 200, encryption.DEFAULT_CONFIGURATION)
@@ -283,6 +298,16 @@ class S3Front:
                 return whole(request, 204)
             case _:
                 raise WireError("MethodNotAllowed", "The specified method is not allowed.", http_status=405)
+
+    async def _answer_empty_listing(self, request: web.BaseRequest, asked: S3Request) -> web.Response:
+        content = empty_listing(asked)
+        await self._require_bucket(asked.bucket)
+        return whole(request, 200, content)
+
+    async def _require_bucket(self, bucket: str) -> None:
+        status, _ = await self._store.head(bucket, "")
+        if status != http.HTTPStatus.OK:
+            raise WireError("NoSuchBucket", "The specified bucket does not exist", http_status=404)
 
     def _translate_headers(self, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
         kept = []
@@ -295,6 +320,12 @@ class S3Front:
                 )
             if name.startswith(_OF_STORE):
                 raise WireError("InvalidArgument", f"The header {name[:80]} is the object store's own; leave it out.")
+            if name in _IGNORED_BY_STORE and not self._forward_encryption:
+                raise WireError(
+                    "NotImplemented",
+                    f"The header {name} is not implemented by the embedded object store; nothing was changed.",
+                    http_status=http.HTTPStatus.NOT_IMPLEMENTED,
+                )
             if name in _NOT_FORWARDED or (name.startswith(encryption.PREFIX) and not self._forward_encryption):
                 continue
             if not _is_sendable(value):
@@ -391,6 +422,8 @@ def _all_headers(request: web.BaseRequest, asked: S3Request) -> list[tuple[str, 
     """Return the headers of a request with lower-case names, including headers moved into a presigned query."""
     headers = [(name.lower(), value) for name, value in request.headers.items()]
     headers.extend((name.lower(), value) for name, value in asked.query if name.lower().startswith("x-amz-"))
+    sent = {name for name, _ in headers}
+    headers.extend((name, value) for name, value in asked.headers_of_url if name not in sent)
     return headers
 
 

@@ -6,8 +6,8 @@ Where: first step of `front`. Pure.
 `a/b`, lists `a\b` as `a/b`, hides keys below `.uploads` and `*.versions` from listings, and drops the content of an
 object called `a/`. Such keys are refused wherever they occur: in the path, in a copy source, in DeleteObjects; `a/`
 only with content. Ids of uploads and of versions become names of files in the store, so those with a part of a path
-are refused, too. A prefix is refused if it has an empty part or a backslash. An escaping scheme would make such keys
-work through the front only, but agents read the store directly.
+are refused, too. A listing whose prefix has an empty part or a backslash is empty. An escaping scheme would make such
+keys work through the front only, but agents read the store directly.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class S3Request:
     bucket: str  # empty for requests to the service (ListBuckets)
     key: str  # empty for requests to a bucket
     query: tuple[tuple[str, str], ...]  # decoded, in the client's order, without authentication
+    headers_of_url: tuple[tuple[str, str], ...] = ()  # type and digest of the body, named by a URL of version 2
 
     @property
     def path(self) -> str:
@@ -58,6 +59,12 @@ class S3Request:
     def has(self, name: str) -> bool:
         """Whether the query names the parameter, with or without a value."""
         return any(name == parameter for parameter, _ in self.query)
+
+    @property
+    def has_unstorable_prefix(self) -> bool:
+        """Whether the request lists keys with a prefix that no key of the store has."""
+        is_of_bucket = bool(self.bucket) and not self.key
+        return is_of_bucket and any(name == "prefix" and _is_unstorable_prefix(value) for name, value in self.query)
 
     @property
     def is_delete_objects(self) -> bool:
@@ -104,16 +111,20 @@ def parse_request(method: str, raw_path: str, raw_query: str) -> S3Request:
     elif key:
         raise WireError("InvalidURI", "Couldn't parse the specified URI: the bucket's name is empty.")
     query = _parse_query(raw_query)
+    headers_of_url: tuple[tuple[str, str], ...] = ()
+    if {unquote(part.partition("=")[0]) for part in raw_query.split("&")} >= _VERSION_2:
+        headers_of_url = tuple((name.lower(), value) for name, value in query if name.lower() in _HEADERS_OF_URLS)
+        query = tuple(pair for pair in query if pair[0].lower() not in _HEADERS_OF_URLS)
     _check_ids(query)
-    request = S3Request(method=method, bucket=bucket, key=key, query=query)
+    request = S3Request(method=method, bucket=bucket, key=key, query=query, headers_of_url=headers_of_url)
     if key:
         check_key(key, is_read=method in _READING_METHODS)
         if key.endswith("/") and (request.has("uploads") or request.has("uploadId")):
             raise _refused_key(key, "keys that end in '/' can not hold content in this store")
-    else:
-        for name, value in query:
-            if name == "prefix":
-                _check_prefix(value)
+    elif method != "GET" and request.has_unstorable_prefix:
+        raise WireError(
+            "InvalidArgument", "No key of this store has an empty part ('//', or '/' at the start) or a backslash."
+        )
     return request
 
 
@@ -153,14 +164,13 @@ def check_copy_source(value: str) -> tuple[str, str]:
     Raises: WireError InvalidArgument, InvalidBucketName, InvalidURI, KeyTooLongError or NoSuchKey.
     """
     path, _, raw_query = value.partition("?")
-    bucket, _, raw_key = path.removeprefix("/").partition("/")
-    key = _decode_key(raw_key)
+    bucket, _, key = _decode_key(path).removeprefix("/").partition("/")
     _check_ids(_parse_query(raw_query))
     if not key:
         raise WireError("InvalidArgument", "Copy Source must mention the source bucket and key: sourcebucket/sourcekey")
-    check_bucket(unquote(bucket))
+    check_bucket(bucket)
     check_key(key, is_read=True)
-    return unquote(bucket), key
+    return bucket, key
 
 
 def check_delete_objects(body: bytes) -> list[str]:
@@ -243,6 +253,8 @@ def _check_ids(query: Sequence[tuple[str, str]]) -> None:
         raise WireError("InvalidArgument", f"Invalid version id specified: {value[:80]!r}.")
 
 
+_VERSION_2 = frozenset({"AWSAccessKeyId", "Signature"})  # parameters that show that a URL is signed by version 2
+_HEADERS_OF_URLS = frozenset({"content-type", "content-md5"})  # headers that version 2 signs and moves into the URL
 _AUTHENTICATION_PARAMETERS = frozenset(
     {
         "x-amz-algorithm",
@@ -287,9 +299,8 @@ def _has_version_folder(folders: Sequence[str]) -> bool:
     return any(folder.endswith(".versions") for folder in folders)
 
 
-def _check_prefix(prefix: str) -> None:
-    if prefix.startswith("/") or "//" in prefix or "\\" in prefix or "\0" in prefix:
-        raise _refused_key(prefix, "no key of this store has an empty part ('//', or '/' at the start) or a backslash")
+def _is_unstorable_prefix(prefix: str) -> bool:
+    return prefix.startswith("/") or "//" in prefix or "\\" in prefix or "\0" in prefix
 
 
 def _refused_key(key: str, reason: str) -> WireError:

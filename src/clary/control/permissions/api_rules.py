@@ -96,6 +96,7 @@ RULES: Mapping[tuple[str, str], Rule] = {
     ("logs", "StopQuery"): _always,
     ("logs", "DescribeQueries"): _always,
     ("sts", "GetCallerIdentity"): _always,
+    ("iam", "CreateRole"): _always,  # it is refused for every name
     ("iam", "GetRole"): _always,  # these operations return the same answer for every name
     ("iam", "GetUser"): _always,
     ("iam", "ListAttachedRolePolicies"): _always,

@@ -27,6 +27,10 @@ RESOLUTIONS_S = (1, 60)
 NO_UNIT = "None"  # CloudWatch's name for a missing unit
 MAX_UNITS = 500  # maximum number of units stored with a job
 MANY_UNITS = f"PutMetricData: units of the first {MAX_UNITS} metrics are kept; the others have unit {NO_UNIT}"
+MAX_NAMESPACES = 100  # maximum number of namespaces stored with a job
+MANY_NAMESPACES = (
+    f"PutMetricData: the first {MAX_NAMESPACES} namespaces are kept; ListMetrics lists the others by name only"
+)
 # values in one request, repeats included; CloudWatch accepts 1000 data of 150 values with any counts
 MAX_VALUES = 15_000
 
@@ -74,17 +78,31 @@ async def put_metric_data(call: Call) -> Mapping[str, Any]:
     for job_name, metrics in by_job.items():
         try:
             await call.services.store.add_metrics(job_name, metrics)
-            await _keep_units(call, job_name, units[job_name])
+            await _keep_units(call, job_name, namespace, units[job_name])
         except JobNotFound as error:
             raise _no_job(job_name) from error
     return {}
 
 
-async def _keep_units(call: Call, job_name: str, units: Mapping[str, str]) -> None:
-    """Store the unit of each metric with the job, unless it is stored already, which is the usual case."""
+async def _keep_units(call: Call, job_name: str, namespace: str, units: Mapping[str, str]) -> None:
+    """Store namespace and units of metrics with the job, unless they are stored already, which is the usual case."""
+
+    def change(current: TrainingJob) -> TrainingJob:
+        return _with_namespace(_with_units(current, units), namespace)
+
     job = await call.services.find_job(job_name)
-    if job is not None and _with_units(job, units) is not job:
-        await call.services.hub.update(job_name, lambda current: _with_units(current, units))
+    if job is not None and change(job) is not job:
+        await call.services.hub.update(job_name, change)
+
+
+def _with_namespace(job: TrainingJob, namespace: str) -> TrainingJob:
+    if namespace in job.metric_namespaces:
+        return job
+    if len(job.metric_namespaces) < MAX_NAMESPACES:
+        return replace(job, metric_namespaces=(*job.metric_namespaces, namespace))
+    if MANY_NAMESPACES in job.warnings:
+        return job
+    return replace(job, warnings=(*job.warnings, MANY_NAMESPACES))
 
 
 def _with_units(job: TrainingJob, units: Mapping[str, str]) -> TrainingJob:

@@ -68,6 +68,7 @@ HANDLERS: Mapping[tuple[str, str], Handler] = {
     ("sts", "GetCallerIdentity"): sts.get_caller_identity,
     ("sts", "AssumeRole"): sts.assume_role,
     ("sts", "GetSessionToken"): sts.get_session_token,
+    ("iam", "CreateRole"): iam.create_role,
     ("iam", "GetRole"): iam.get_role,
     ("iam", "GetUser"): iam.get_user,
     ("iam", "ListRoles"): iam.list_roles,

@@ -15,6 +15,7 @@ from clary.base.errors import WireError
 from clary.control.services.call import Call
 
 ROOT = "/"
+MAX_SESSION_S = 3600  # IAM's default for a new role
 
 _TRUST_POLICY = {
     "Version": "2012-10-17",
@@ -26,6 +27,15 @@ _CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 async def get_role(call: Call) -> Mapping[str, Any]:
     """Describe a role; every role of the account exists and trusts SageMaker."""
     return {"Role": _role(call, call.params["RoleName"])}
+
+
+async def create_role(call: Call) -> Mapping[str, Any]:
+    """Refuse the call as for an existing role, after which clients go on with that role: every role exists."""
+    raise WireError(
+        "EntityAlreadyExists",
+        f"Role with name {call.params['RoleName']} already exists: every role exists here and permits everything.",
+        http_status=409,
+    )
 
 
 async def list_roles(call: Call) -> Mapping[str, Any]:
@@ -41,6 +51,7 @@ def _role(call: Call, name: str) -> dict[str, Any]:
         "RoleId": "AROACLARY",
         "Arn": f"arn:aws:iam::{call.services.settings.account_id}:role/{name}",
         "CreateDate": _CREATED_AT,
+        "MaxSessionDuration": MAX_SESSION_S,
         # IAM returns the policy document URL-encoded (RFC 3986); clients decode it.
         "AssumeRolePolicyDocument": quote(json.dumps(_TRUST_POLICY)),
     }

@@ -44,8 +44,10 @@ async def describe_log_groups(call: Call) -> Mapping[str, Any]:
     group = {
         "logGroupName": LOG_GROUP,
         "logGroupClass": STANDARD,
-        "arn": _arn(call),
+        "arn": f"{_arn(call)}:*",
+        "logGroupArn": _arn(call),
         "creationTime": 0,
+        "metricFilterCount": 0,
         "storedBytes": 0,
         "retentionInDays": days or None,
     }

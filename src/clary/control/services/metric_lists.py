@@ -33,7 +33,7 @@ async def list_metrics(call: Call) -> Mapping[str, Any]:
     jobs, token = await _jobs(call)
     found: list[dict[str, Any]] = []
     for job in jobs:
-        found += await _metrics_of(call, job, params.get("Namespace", NAMESPACE))
+        found += await _metrics_of(call, job, params.get("Namespace"))
     wanted, filters = params.get("MetricName"), params.get("Dimensions") or ()
     fitting = [metric for metric in found if wanted in (None, metric["MetricName"]) and _fits(metric, filters)]
     return {"Metrics": fitting} if token is None else {"Metrics": fitting, "NextToken": token}
@@ -42,9 +42,9 @@ async def list_metrics(call: Call) -> Mapping[str, Any]:
 async def _jobs(call: Call) -> tuple[list[TrainingJob], str | None]:
     """Return the calling or the named job, or else a page of all jobs and the token of the next page."""
     params, store = call.params, call.services.store
-    namespace = params.get("Namespace", NAMESPACE)
-    own = calling_job(call) if namespace != NAMESPACE else ""
-    name = own or (job_of(params) if namespace == NAMESPACE else dimension(params, DIMENSION))
+    is_put = params.get("Namespace", NAMESPACE) != NAMESPACE
+    own = calling_job(call) if is_put else ""
+    name = own or (dimension(params, DIMENSION) if is_put else job_of(params))
     if name:
         job = await store.get_job(name)
         return ([] if job is None else [job]), None
@@ -60,10 +60,17 @@ async def _jobs(call: Call) -> tuple[list[TrainingJob], str | None]:
     return jobs, page.next_token
 
 
-async def _metrics_of(call: Call, job: TrainingJob, namespace: str) -> list[dict[str, Any]]:
-    """Return the metrics of a job, and of its hosts, in a namespace."""
-    if namespace != NAMESPACE:
-        return await _put_metrics(call, job.name, namespace)
+async def _metrics_of(call: Call, job: TrainingJob, namespace: str | None) -> list[dict[str, Any]]:
+    """Return the metrics of a job, and of its hosts, in a namespace; None stands for all namespaces."""
+    found = await _platform_metrics(call, job) if namespace in (None, NAMESPACE) else []
+    wanted = sorted(job.metric_namespaces) if namespace is None else [] if namespace == NAMESPACE else [namespace]
+    for one in wanted:
+        found += await _put_metrics(call, job, one)
+    return found
+
+
+async def _platform_metrics(call: Call, job: TrainingJob) -> list[dict[str, Any]]:
+    """Return the metrics that the platform itself stores for a job and its hosts."""
     names = [(DIMENSION, job.name, metric.name) for metric in job.final_metrics]
     measured = await instance_metrics.known_metrics(call, job.name)
     for host in dict.fromkeys((*job.hosts, *measured)):
@@ -71,18 +78,23 @@ async def _metrics_of(call: Call, job: TrainingJob, namespace: str) -> list[dict
         kept = () if record is None or record.facts.checkpoints is None else tuple(host_metrics.UNITS)
         names += [(HOST_DIMENSION, f"{job.name}/{host}", name) for name in (*measured.get(host, ()), *kept)]
     return [
-        {"Namespace": namespace, "MetricName": name, "Dimensions": [{"Name": key, "Value": value}]}
+        {"Namespace": NAMESPACE, "MetricName": name, "Dimensions": [{"Name": key, "Value": value}]}
         for key, value, name in names
     ]
 
 
-async def _put_metrics(call: Call, job_name: str, namespace: str) -> list[dict[str, Any]]:
-    """Return the metrics of a namespace that the script of a job has stored."""
+async def _put_metrics(call: Call, job: TrainingJob, namespace: str) -> list[dict[str, Any]]:
+    """Return the metrics of a namespace that the script of a job has stored.
+
+    A name that begins with several of the job's namespaces (`A/B/c` with A and A/B) belongs to the longest.
+    """
+    inner = tuple(f"{other}/" for other in job.metric_namespaces if other.startswith(f"{namespace}/"))
+    own = [{"Name": DIMENSION, "Value": job.name}]
     listed = []
-    for stored in await call.services.store.curves.names(job_name, prefix=f"{namespace}/"):
-        name, dimensions = _read_name(stored.removeprefix(f"{namespace}/"))
-        job = [{"Name": DIMENSION, "Value": job_name}]
-        listed.append({"Namespace": namespace, "MetricName": name, "Dimensions": [*job, *dimensions]})
+    for stored in await call.services.store.curves.names(job.name, prefix=f"{namespace}/"):
+        if not stored.startswith(inner):
+            name, dimensions = _read_name(stored.removeprefix(f"{namespace}/"))
+            listed.append({"Namespace": namespace, "MetricName": name, "Dimensions": [*own, *dimensions]})
     return listed
 
 

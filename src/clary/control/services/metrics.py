@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from clary.base.errors import WireError
@@ -24,6 +24,7 @@ NAMESPACE = "/aws/sagemaker/TrainingJobs"
 DIMENSION = "TrainingJobName"
 HOST_DIMENSION = "Host"
 MAX_DATAPOINTS = 1440  # maximum number of points in one answer
+_EPOCH = datetime.fromtimestamp(0, UTC)
 _UNITS = {**host_metrics.UNITS, **dict.fromkeys(instance_metrics.SERIES, instance_metrics.UNIT)}
 
 
@@ -78,7 +79,7 @@ async def statistics_by_period(
     Args:
         call: the call, which names the caller.
         metric: Namespace, MetricName and Dimensions.
-        start: start of the time span.
+        start: start of the time span; the period that contains it counts as a whole.
         end: end of the time span, exclusive.
         period_s: length of a period in seconds; periods begin at its multiples since 1970.
         unit: requested unit; a metric has values only in its own unit.
@@ -90,15 +91,20 @@ async def statistics_by_period(
     if namespace != NAMESPACE:  # a script's metric, whose stored name omits the job's dimension
         job_name, host = _job_of_put(call, metric), ""
         name = _put_name(metric)
-    if job_name is None:
+    if job_name is None and not _is_put(namespace):
         return {}
-    if host and name in instance_metrics.SERIES:
+    if job_name is not None and host and name in instance_metrics.SERIES:
         return await instance_metrics.statistics_of(
             call, name, job_name=job_name, host=host, start=start, end=end, period_s=period_s
         )
     stored_name = host_metrics.stored_name(name, host) if host else name
+    begin = _begin_of_period(start, period_s)
+    if job_name is None:
+        values = await call.services.store.training.values_of_all_jobs(stored_name, begin, end)
+    else:
+        values = await call.services.store.query_metrics(job_name, stored_name, begin, end)
     periods: dict[int, list[float]] = {}
-    for value in await call.services.store.query_metrics(job_name, stored_name, start, end):
+    for value in values:
         if math.isnan(value.value):
             continue  # a NaN loss would make the whole period NaN
         periods.setdefault(int(value.at.timestamp()) // period_s * period_s, []).append(value.value)
@@ -109,12 +115,26 @@ async def statistics_by_period(
 
 
 async def unit_of(call: Call, metric: Mapping[str, Any]) -> str:
-    """Return CloudWatch's name for a metric's unit; for a script's metric, the unit that PutMetricData named."""
+    """Return CloudWatch's name for a metric's unit.
+
+    For a script's metric, this is the unit that PutMetricData named; of several jobs, the newest job's.
+    """
     if (metric.get("Namespace") or "") == NAMESPACE:
         return _UNITS.get(metric["MetricName"], NO_UNIT) if _host_name(metric) else NO_UNIT
     job_name = _job_of_put(call, metric)
+    if job_name is None and _is_put(metric.get("Namespace") or ""):
+        job_name = await call.services.store.training.newest_job(_put_name(metric))
     job = None if job_name is None else await call.services.find_job(job_name)
     return NO_UNIT if job is None else job.metric_units.get(_put_name(metric), NO_UNIT)
+
+
+def _begin_of_period(at: datetime, period_s: int) -> datetime:
+    return at if at < _EPOCH else at - timedelta(seconds=at.timestamp() % period_s)
+
+
+def _is_put(namespace: str) -> bool:
+    """Whether a namespace may hold metrics that scripts have put."""
+    return bool(namespace) and not namespace.startswith(custom_metrics.RESERVED)
 
 
 def _put_name(metric: Mapping[str, Any]) -> str:
@@ -123,7 +143,10 @@ def _put_name(metric: Mapping[str, Any]) -> str:
 
 
 def _job_of_put(call: Call, metric: Mapping[str, Any]) -> str | None:
-    """Return the job of a script's own metric: the calling job, else the job that the dimensions name."""
+    """Return the job of a script's own metric: the calling job, else the job that the dimensions name.
+
+    Without both, the metric stands for those of all jobs.
+    """
     return calling_job(call) or dimension(metric, DIMENSION)
 
 

@@ -33,6 +33,10 @@ UNREAD: Mapping[tuple[str, str], Mapping[str, str]] = {
         "MinimumSessionTokenSize": "tokens have one size",
     },
     ("sts", "GetSessionToken"): {"MinimumSessionTokenSize": "tokens have one size"},
+    ("iam", "CreateRole"): dict.fromkeys(
+        ("Description", "MaxSigninSessionDuration", "PermissionsBoundary", "Tags"),
+        "every role exists: the operation is refused",
+    ),
     ("iam", "GetUser"): {"UserName": "there are no users: the operation is refused"},
     ("iam", "ListRoles"): {"Marker": _ONE_PAGE, "MaxItems": _ONE_PAGE},
     ("iam", "ListAttachedRolePolicies"): {"Marker": _ONE_PAGE, "MaxItems": _ONE_PAGE},

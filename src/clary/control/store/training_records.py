@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, text
+from sqlalchemy import Connection, Row, exists, func, insert, select, text
 
 from clary.base.plain import from_plain, to_plain
 from clary.contract.training_values import TrainingProgress
@@ -137,6 +137,32 @@ class TrainingRecords:
             return end, num_known
 
         return await self._write(put)
+
+    async def newest_job(self, metric_name: str) -> str | None:
+        """Return the name of the newest job that has values of a metric; None if no job has."""
+        has_values = exists().where(metrics.c.job_name == jobs.c.name, metrics.c.metric_name == metric_name)
+        statement = select(jobs.c.name).where(has_values).order_by(jobs.c.created_at.desc()).limit(1)
+        return await self._read(lambda connection: connection.execute(statement).scalar())
+
+    async def values_of_all_jobs(self, metric_name: str, start: datetime, end: datetime) -> list[FinalMetric]:
+        """Return the values of a metric of all jobs from `start` (inclusive) to `end` (exclusive), oldest first.
+
+        Args:
+            metric_name: as it was stored, case included.
+            start: begin of the span, inclusive.
+            end: end of the span, exclusive.
+        """
+        statement = (
+            select(metrics.c.at, metrics.c.value, metrics.c.step)
+            .where(
+                metrics.c.job_name.in_(select(jobs.c.name)),  # so that the index, which begins with jobs, is used
+                metrics.c.metric_name == metric_name,
+                metrics.c.at >= to_microseconds(start),
+                metrics.c.at < to_microseconds(end),
+            )
+            .order_by(metrics.c.at, metrics.c.id)
+        )
+        return await self._read(lambda connection: values_of(connection.execute(statement), metric_name))
 
     async def progress_of(self, job_name: str, attempt: int) -> list[HostProgress]:
         """Return the progress of an attempt's hosts."""

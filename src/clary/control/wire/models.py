@@ -19,6 +19,9 @@ from botocore.model import ServiceModel
 # Names of botocore's data folders; all other facts about these services are in the data.
 SERVICE_NAMES = ("sagemaker", "logs", "sts", "iam", "cloudwatch", "sagemaker-metrics", "ecr")
 
+# Services whose error for a broken constraint is InvalidParameterException (their API references).
+_INVALID_PARAMETER_SERVICES = frozenset({"logs", "ecr"})
+
 
 class Protocol(StrEnum):
     """Format of a request and its answer."""
@@ -143,6 +146,8 @@ class Operation:
     @property
     def validation_code(self) -> str:
         """Error code of a request that breaks the model's constraints."""
+        if self.service.name in _INVALID_PARAMETER_SERVICES:
+            return "InvalidParameterException"
         is_query = self.protocol is Protocol.QUERY or self.service.is_query_compatible
         return "ValidationError" if is_query else "ValidationException"
 

@@ -6,21 +6,18 @@ for blobs, aware datetimes for timestamps, lists and dicts.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
 from clary.base.errors import WireError
+from clary.control.wire.compression import plain_body
 from clary.control.wire.json_parsing import json_reader, load_document
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.models import Operation, Protocol
 from clary.control.wire.query_parsing import form_reader, load_form
 from clary.control.wire.rest_parsing import rest_reader
 from clary.control.wire.scalars import MisfitError
-
-# maximum size of a decompressed gzip body; clients compress only metric data, up to 1 MiB
-MAX_DECOMPRESSED_BYTES = 32 * 1024 * 1024
 
 
 def parse(request: HttpRequest, operation: Operation) -> dict[str, Any]:
@@ -32,7 +29,7 @@ def parse(request: HttpRequest, operation: Operation) -> dict[str, Any]:
     Raises: WireError with SerializationException (MalformedInput for query services) that names the member.
     """
     try:
-        return _reader(operation)(request, _plain_body(request))
+        return _reader(operation)(request, plain_body(request))
     except MisfitError as error:
         where = f" (at '{error.location}')" if error.path else ""
         raise WireError(operation.malformed_code, f"{error.text}{where}") from error
@@ -45,7 +42,7 @@ def unknown_members(request: HttpRequest, params: Mapping[str, Any]) -> tuple[st
 
     A newer client may send such members; callers report that they have no effect.
     """
-    document = load_document(body) if (body := _plain_body(request)) else {}
+    document = load_document(body) if (body := plain_body(request)) else {}
     return tuple(_left_out(document, params, ""))
 
 
@@ -97,21 +94,3 @@ def _query_reader(shape: Any) -> Reader:
         return found
 
     return read
-
-
-def _plain_body(request: HttpRequest) -> bytes:
-    encoding = request.header("content-encoding")
-    if encoding is None or encoding.strip().lower() in ("", "identity"):
-        return request.body
-    if encoding.strip().lower() != "gzip":
-        raise MisfitError(f"content encoding {encoding[:40]!r} is not understood: send gzip or none")
-    inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-    try:
-        body = inflater.decompress(request.body, MAX_DECOMPRESSED_BYTES + 1)
-    except zlib.error as error:
-        raise MisfitError(f"the body is not gzip: {error}") from error
-    if len(body) > MAX_DECOMPRESSED_BYTES:
-        raise MisfitError(f"the body is larger than {MAX_DECOMPRESSED_BYTES} bytes when decompressed")
-    if not inflater.eof:
-        raise MisfitError("the gzip body ends too early")
-    return body

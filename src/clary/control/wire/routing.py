@@ -13,8 +13,10 @@ from functools import cache
 from urllib.parse import unquote, unquote_plus
 
 from clary.base.errors import WireError
+from clary.control.wire.compression import beginning_of_body
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.models import Operation, Protocol, Service, all_services
+from clary.control.wire.scalars import MisfitError
 from clary.control.wire.uri_templates import UriTemplate
 
 _JSON_PROTOCOLS = {
@@ -24,9 +26,11 @@ _JSON_PROTOCOLS = {
 _FORM = "application/x-www-form-urlencoded"
 _SCOPE = re.compile(r"Credential=[^,\s]*?/\d{8}/[^/,\s]*/([^/,\s]+)/")
 _QUERY_SCOPE = re.compile(r"(?i:x-amz-credential)=[^&]*?%2F\d{8}%2F[^&%]*%2F([^&%]+)%2F", re.IGNORECASE)
-REST_XML_SCOPES = ("cloudfront", "route53", "s3")  # signing names of AWS's services that use the restXml protocol
+# signing names of AWS's services that use the restXml protocol
+REST_XML_SCOPES = ("cloudfront", "route53", "s3", "s3express")
 _ACTION = re.compile(rb"(?:^|&)Action=([^&]*)")
 _VERSION = re.compile(rb"(?:^|&)Version=([^&]*)")
+MAX_SEARCHED_BYTES = 1024 * 1024  # of a compressed form, whose Action clients write first
 _SHOWN_CHARACTERS = 80  # maximum number of characters of a client's text that an error shows
 
 
@@ -76,7 +80,7 @@ class Router:
         raise _unknown(f"The requested operation {_shown(target)} is not recognized by the service.")
 
     def _by_action(self, request: HttpRequest, services: Sequence[Service]) -> Operation:
-        form = request.body if request.method == "POST" else request.query.encode("utf-8", "surrogateescape")
+        form = _form_of(request)
         action, version = _ACTION.search(form), _VERSION.search(form)
         if action is None or not action[1]:
             raise WireError("MissingAction", "The request is missing an Action parameter: add Action=<operation>.")
@@ -146,6 +150,15 @@ def credential_service(request: HttpRequest) -> str | None:
         return match[1] if match is not None else None
     match = _QUERY_SCOPE.search(request.query)
     return unquote(match[1]) if match is not None else None
+
+
+def _form_of(request: HttpRequest) -> bytes:
+    if request.method != "POST":
+        return request.query.encode("utf-8", "surrogateescape")
+    try:
+        return beginning_of_body(request, MAX_SEARCHED_BYTES)
+    except MisfitError as error:
+        raise WireError("MalformedInput", error.text) from error
 
 
 def _is_query(request: HttpRequest) -> bool:

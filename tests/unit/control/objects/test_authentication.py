@@ -153,6 +153,30 @@ def test_a_presigned_url_of_version_2_from_boto3_is_accepted_until_it_expires(pa
         assert refused(changed, now=now) == ("SignatureDoesNotMatch", 403)
 
 
+def test_type_and_digest_in_a_url_of_version_2_are_signed() -> None:
+    client = boto3.client(
+        "s3",
+        region_name="us-west-2",
+        aws_access_key_id="USER",
+        aws_secret_access_key="user-secret",
+        config=Config(signature_version="s3", s3={"addressing_style": "path"}),
+    )
+    params = {"Bucket": "bucket", "Key": "k", "ContentType": "text/plain", "ContentMD5": "eB5eJF1ptWaXm4bijSPyxw=="}
+    parts = urlsplit(client.generate_presigned_url("put_object", Params=params, ExpiresIn=60))
+    client.close()
+    now = datetime.now(UTC)
+    for headers in ([], [("Content-Type", "text/plain"), ("Content-MD5", params["ContentMD5"])]):
+        assert check(sigv4.SigningRequest("PUT", parts.path, parts.query, headers), now=now)
+    for query, headers in (
+        (parts.query.replace("plain", "html"), []),
+        (parts.query.replace("eB5e", "eB5f"), []),
+        (parts.query, [("Content-Type", "text/html")]),
+        (parts.query, [("Content-MD5", "other")]),
+    ):
+        changed = sigv4.SigningRequest("PUT", parts.path, query, headers)
+        assert refused(changed, now=now) == ("SignatureDoesNotMatch", 403)
+
+
 def version_2_url(*, bucket: str, key: str, **options: str) -> tuple[str, str, str]:
     """Return the host, path and query of a URL that boto3 has presigned."""
     config = Config(signature_version="s3", s3={"addressing_style": options.pop("style", "path")})

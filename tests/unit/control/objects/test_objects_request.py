@@ -61,6 +61,16 @@ def test_authentication_is_removed_from_the_query_and_other_parameters_keep_thei
     assert not request.has("Expires")
 
 
+def test_headers_that_a_url_of_version_2_holds_are_no_parameters() -> None:
+    signed = "AWSAccessKeyId=A&Signature=B&Expires=1"
+    request = parse_request("PUT", "/bucket/key", f"content-type=text%2Fplain&Content-MD5=xy%3D%3D&{signed}")
+    assert request.query == ()
+    assert request.headers_of_url == (("content-type", "text/plain"), ("content-md5", "xy=="))
+    for other in ("X-Amz-Signature=1", "AWSAccessKeyId=A", "Signature=B"):
+        request = parse_request("PUT", "/bucket/key", f"content-type=a&{other}")
+        assert (request.query, request.headers_of_url) == ((("content-type", "a"),), ())
+
+
 @given(
     st.lists(
         st.text(st.characters(exclude_characters="/\\\0", exclude_categories=["Cs"]), min_size=1, max_size=20).filter(
@@ -121,8 +131,10 @@ def test_key_that_is_not_utf8_is_refused(path: str) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["/a", "a%2F%2Fb", "a%5Cb", "%00"])
-def test_prefix_of_aliased_keys_is_refused(prefix: str) -> None:
-    assert refused(parse_request, "GET", "/bucket", f"list-type=2&prefix={prefix}") == ("InvalidArgument", 400)
+def test_a_prefix_of_aliased_keys_is_accepted_for_reads_alone(prefix: str) -> None:
+    assert parse_request("GET", "/bucket", f"list-type=2&prefix={prefix}").has_unstorable_prefix
+    assert refused(parse_request, "DELETE", "/bucket", f"prefix={prefix}") == ("InvalidArgument", 400)
+    assert not parse_request("GET", "/bucket", "list-type=2&prefix=a/b").has_unstorable_prefix
 
 
 @pytest.mark.parametrize(
@@ -148,6 +160,13 @@ def test_copy_source_without_a_key_is_refused(source: str) -> None:
 
 def test_a_copy_source_with_a_version_is_accepted() -> None:
     s3_request.check_copy_source("bucket/a%20b?versionId=a-.~b")
+
+
+@pytest.mark.parametrize("source", ["bucket%2Fa%20b.txt", "%2Fbucket%2Fa%20b.txt", "/bucket/a%20b.txt?versionId=x"])
+def test_a_copy_source_may_encode_its_slashes(source: str) -> None:
+    assert s3_request.check_copy_source(source) == ("bucket", "a b.txt")
+    assert refused(s3_request.check_copy_source, "bucket%2Fa%2F%2Fb") == ("NoSuchKey", 404)
+    assert s3_request.check_copy_source("bucket%2Fa%252Fb%3Fc") == ("bucket", "a%2Fb?c")
 
 
 @pytest.mark.parametrize("key", ["a//b", "a&#47;/b", "<![CDATA[a//b]]>", "a/<!-- -->/b", "&#97;//b"])

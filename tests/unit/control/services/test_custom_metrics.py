@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 
 from clary.base.errors import WireError
+from clary.control.jobs.training_job import FinalMetric
 from clary.control.permissions.grants import Grants
 from clary.control.services import custom_metrics
 from clary.control.services.call import Call
@@ -72,10 +73,49 @@ async def test_values_of_a_script_are_stored_with_its_job_and_shown_with_the_oth
 async def test_the_owner_names_the_job_by_its_dimension(plane):
     await put(plane, {"Value": 2.0, "Dimensions": JOB}, grants=None)
     assert await means(plane, grants=None, dimensions=JOB) == [2.0]
-    assert await means(plane, grants=None) == []
     assert (await refusal(plane, {"Value": 1.0}, grants=None))[0] == "InvalidParameterValue"
     gone = [{"Name": "TrainingJobName", "Value": "gone"}]
     assert "no training job gone" in (await refusal(plane, {"Value": 1.0, "Dimensions": gone}, grants=None))[1]
+
+
+async def test_the_owner_reads_a_metric_of_all_jobs_by_the_dimensions_it_was_put_with(plane):
+    await put(plane, {"Value": 2.0, "Unit": "Count"}, {"Value": 9.0, "Dimensions": PHASE})
+    await put(plane, {"Value": 4.0, "Dimensions": [{"Name": "TrainingJobName", "Value": "other"}]}, grants=None)
+    assert await means(plane, grants=None) == [3.0]
+    assert await means(plane, grants=None, dimensions=PHASE) == [9.0]
+    assert await means(plane, grants=None, dimensions=JOB) == await means(plane) == [2.0]
+    assert await means(plane, grants=None, MetricName="none") == await means(plane, grants=None, Namespace="My") == []
+    await put(plane, {"Value": 6.0, "Unit": "Count", "MetricName": "time"})
+    assert await means(plane, grants=None, MetricName="time", Unit="Count") == [6.0]
+    assert await means(plane, grants=None, MetricName="time", Unit="Bytes") == []
+
+
+async def test_metrics_of_all_namespaces_are_listed_without_a_namespace(plane):
+    await plane.hub.record_metrics("job", [FinalMetric(name="train/loss", value=1.0, at=START)])
+    await put(plane, {"Value": 2.0, "Dimensions": PHASE}, {"Value": 1.0, "MetricName": "a/b"})
+    await put(plane, {"Value": 2.0}, namespace="My")
+    for grants in (None, GRANTS):
+        listed = await call(plane, "ListMetrics", grants=grants, Dimensions=JOB)
+        assert [(metric["Namespace"], metric["MetricName"]) for metric in listed["Metrics"]] == [
+            ("/aws/sagemaker/TrainingJobs", "train/loss"),
+            ("My", "loss"),
+            ("My/App", "a/b"),
+            ("My/App", "loss"),
+        ]
+    assert listed["Metrics"][3]["Dimensions"] == [*JOB, *PHASE]
+    by_phase = await call(plane, "ListMetrics", grants=None, Dimensions=PHASE)
+    assert [metric["Namespace"] for metric in by_phase["Metrics"]] == ["My/App"]
+    (named,) = (await call(plane, "ListMetrics", grants=None, Namespace="My"))["Metrics"]
+    assert (named["Namespace"], named["MetricName"]) == ("My", "loss")
+
+
+async def test_a_job_has_a_limited_number_of_namespaces(plane, monkeypatch):
+    monkeypatch.setattr(custom_metrics, "MAX_NAMESPACES", 1)
+    await put(plane, {"Value": 2.0}, namespace="A")
+    await put(plane, {"Value": 2.0}, namespace="B")
+    job = await plane.job()
+    assert job.metric_namespaces == ("A",)
+    assert job.warnings == (custom_metrics.MANY_NAMESPACES,)
 
 
 async def test_a_job_reads_and_lists_no_metrics_of_another_job(plane):

@@ -115,6 +115,11 @@ async def test_a_missing_group_or_stream_gives_resource_not_found(plane):
     for operation in ("DescribeLogStreams", "FilterLogEvents"):
         assert await refused(logs(plane, operation, logGroupName="/other")) == "ResourceNotFoundException"
     assert await refused(logs(plane, "GetLogEvents", logStreamName="job/none")) == "ResourceNotFoundException"
+    stream = (await plane.job()).log_streams[0]
+    assert (await logs(plane, "FilterLogEvents", logStreamNames=[stream]))["events"] == [], "it has no line yet"
+    with pytest.raises(WireError, match=r"^The specified log stream does not exist\.$") as error:
+        await logs(plane, "FilterLogEvents", logStreamNames=[stream, "job/none"])
+    assert error.value.code == "ResourceNotFoundException"
 
 
 async def test_invalid_queries_give_invalid_parameter(plane):
@@ -153,6 +158,13 @@ async def test_the_group_may_be_named_by_its_identifier(plane, identifier):
 )
 async def test_there_is_exactly_one_log_group(plane, params, num_groups):
     assert len((await plane.call("logs", "DescribeLogGroups", **params))["logGroups"]) == num_groups
+
+
+async def test_the_group_has_both_forms_of_its_arn(plane):
+    (group,) = (await plane.call("logs", "DescribeLogGroups"))["logGroups"]
+    assert group["logGroupArn"] == f"arn:aws:logs:us-west-2:000000000000:log-group:{GROUP}"
+    assert group["arn"] == group["logGroupArn"] + ":*"
+    assert group["metricFilterCount"] == 0
 
 
 async def in_days(plane, days):

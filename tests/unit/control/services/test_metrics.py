@@ -70,8 +70,32 @@ async def test_only_the_requested_statistics_are_returned(plane):
     assert await statistics(plane, MetricName="other") == []
     assert await statistics(plane, Namespace="AWS/EC2") == []
     assert await statistics(plane, Dimensions=[]) == []
-    (point,) = await statistics(plane, StartTime=START + timedelta(seconds=1))
-    assert point["SampleCount"] == 1.0
+
+
+async def test_a_period_that_has_begun_before_the_start_counts_as_a_whole(plane):
+    await put(plane, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+    for seconds, counts in ((1, [3, 3]), (59, [3, 3]), (60, [3])):
+        points = await statistics(plane, StartTime=START + timedelta(seconds=seconds))
+        assert [point["SampleCount"] for point in points] == counts
+    (data,) = (
+        await plane.call(
+            "cloudwatch",
+            "GetMetricData",
+            StartTime=START + timedelta(seconds=30),
+            EndTime=START + timedelta(hours=1),
+            MetricDataQueries=[
+                {
+                    "Id": "a",
+                    "MetricStat": {
+                        "Metric": {"Namespace": NAMESPACE, "MetricName": "loss", "Dimensions": DIMENSIONS},
+                        "Period": 60,
+                        "Stat": "Sum",
+                    },
+                }
+            ],
+        )
+    )["MetricDataResults"]
+    assert data["Values"] == [56.0, 7.0]
 
 
 async def test_values_that_are_not_numbers_do_not_spoil_their_period(plane):

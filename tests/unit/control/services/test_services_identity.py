@@ -34,6 +34,13 @@ async def test_a_role_trusts_sagemaker_in_a_document_that_clients_can_decode(pla
     assert statement["Principal"] == {"Service": "sagemaker.amazonaws.com"}
 
 
+async def test_a_role_can_not_be_created_because_every_role_exists(plane):
+    with pytest.raises(WireError, match="Role with name Any already exists") as error:
+        await plane.call("iam", "CreateRole", RoleName="Any", AssumeRolePolicyDocument="{}")
+    assert (error.value.code, error.value.http_status) == ("EntityAlreadyExists", 409)
+    assert (await plane.call("iam", "GetRole", RoleName="Any"))["Role"]["MaxSessionDuration"] == 3600
+
+
 async def test_every_action_on_every_resource_is_allowed(plane):
     answer = await plane.call(
         "iam", "SimulatePrincipalPolicy", ActionNames=["s3:PutObject", "x:Y"], ResourceArns=["arn:a", "arn:b"]

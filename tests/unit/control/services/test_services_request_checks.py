@@ -37,6 +37,13 @@ async def test_buckets_of_outputs_are_created_in_the_embedded_store(plane):
     assert plane.objects.missing == {"unnamed"}
 
 
+async def test_no_job_writes_to_a_page_of_the_embedded_store(plane):
+    code, message = await refusal(plane.create(OutputDataConfig={"S3OutputPath": "s3://status/out"}))
+    assert (code, "the embedded object store has a page of this name" in message) == ("ValidationException", True)
+    with_settings(plane, s3_endpoint_url="http://store.lan:9000")
+    await plane.create(OutputDataConfig={"S3OutputPath": "s3://status/out"})
+
+
 async def test_in_an_external_store_the_buckets_must_exist(plane):
     plane.objects.missing = {"bucket"}
     with_settings(plane, s3_endpoint_url="http://store.lan:9000")

@@ -8,9 +8,10 @@ import pytest
 from wire_builders import form_request, json_request, sagemaker
 
 from clary.base.errors import WireError
+from clary.control.wire.compression import MAX_DECOMPRESSED_BYTES
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.models import Protocol, service
-from clary.control.wire.parsing import MAX_DECOMPRESSED_BYTES, parse, unknown_members
+from clary.control.wire.parsing import parse, unknown_members
 from clary.control.wire.scalars import MisfitError, from_epoch, parse_time
 
 CREATE = sagemaker("CreateTrainingJob")

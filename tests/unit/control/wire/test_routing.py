@@ -12,7 +12,7 @@ from wire_builders import form_request, json_request
 from clary.base.errors import WireError
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.models import Protocol
-from clary.control.wire.routing import REST_XML_SCOPES, credential_service, protocol_of, route
+from clary.control.wire.routing import MAX_SEARCHED_BYTES, REST_XML_SCOPES, credential_service, protocol_of, route
 from clary.control.wire.serializing import serialize_error
 
 
@@ -56,6 +56,35 @@ def signed_for(scope: str, request: HttpRequest) -> HttpRequest:
 def test_every_form_of_an_operation_name_is_routed(request_, expected):
     operation = route(request_)
     assert (operation.service.name, operation.name, operation.protocol) == expected
+
+
+def compressed(form, *, encoding="gzip"):
+    plain = form_request(form)
+    body = gzip.compress(plain.body) if encoding == "gzip" else plain.body
+    return HttpRequest("POST", "/", "", [*plain.headers, ("Content-Encoding", encoding)], body)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP ", "identity", ""])
+def test_the_action_of_a_compressed_form_is_found(encoding):
+    form = "Action=PutMetricData&Version=2010-08-01&Namespace=" + "n" * 3_000_000
+    assert route(compressed(form, encoding="gzip" if encoding == "GZIP " else encoding)).name == "PutMetricData"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "words"), [("br", b"Action=GetRole", "'br' is not understood"), ("gzip", b"Act", "not gzip")]
+)
+def test_a_form_that_can_not_be_decompressed_is_refused(encoding, body, words):
+    plain = form_request(body)
+    request = HttpRequest("POST", "/", "", [*plain.headers, ("Content-Encoding", encoding)], body)
+    with pytest.raises(WireError) as caught:
+        route(request)
+    assert (caught.value.code, words in caught.value.message) == ("MalformedInput", True)
+
+
+def test_only_the_beginning_of_a_compressed_form_is_searched_for_its_action():
+    with pytest.raises(WireError) as caught:
+        route(compressed("a=" + "b" * (2 * MAX_SEARCHED_BYTES) + "&Action=PutMetricData&Version=2010-08-01"))
+    assert caught.value.code == "MissingAction"
 
 
 def test_the_same_operation_is_the_same_object():
@@ -149,10 +178,10 @@ def models_of_botocore():
 
 def test_services_with_protocol_rest_xml_are_listed_by_name():
     spoken = {name for protocol, name in models_of_botocore() if protocol == "rest-xml"}
-    assert spoken == set(REST_XML_SCOPES), "clients of these read no JSON error"
+    assert spoken | {"s3express"} == set(REST_XML_SCOPES), "clients of these read no JSON error"
 
 
-@pytest.mark.parametrize("service", ["route53", "cloudfront"])
+@pytest.mark.parametrize("service", ["route53", "cloudfront", "s3express"])
 def test_a_rest_xml_client_can_parse_the_refusal_of_its_service(service):
     request = signed_for(service, HttpRequest("GET", "/2013-04-01/hostedzone", "", []))
     with pytest.raises(WireError) as error:

@@ -163,6 +163,12 @@ def test_query_services_use_the_code_validation_error():
     assert operation.validation_code == "ValidationError"
 
 
+@pytest.mark.parametrize(("name", "operation"), [("logs", "GetLogEvents"), ("ecr", "GetAuthorizationToken")])
+def test_services_whose_models_name_invalid_parameters_use_this_code(name, operation):
+    assert service(name).operation(operation, Protocol.JSON_1_1).validation_code == "InvalidParameterException"
+    assert service("sagemaker").operation("AddTags", Protocol.JSON_1_1).validation_code == "ValidationException"
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_special_floats_are_refused(value):
     operation = service("cloudwatch").operation("PutMetricData", Protocol.JSON_1_0)

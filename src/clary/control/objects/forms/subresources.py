@@ -32,8 +32,34 @@ KNOWN: Mapping[tuple[str, bool], frozenset[str]] = {
     ("DELETE", True): frozenset(("tagging", "uploadId", "versionId")),
     ("POST", True): frozenset(("restore", "select", "select-type", "uploadId", "uploads", "versionId")),
 }
+# Paths at which SeaweedFS itself answers probes.
+STORE_PAGES = frozenset(("healthz", "readyz", "status"))
 # Subresources of objects for which the store would return the object.
 UNREADABLE = frozenset(("annotation", "torrent"))
+
+
+def check_store_pages(bucket: str, *, makes_bucket: bool) -> None:
+    """Refuse a bucket that has the name of one of the store's own pages, which the store would return instead.
+
+    Args:
+        bucket: name of the bucket; empty for requests to the service.
+        makes_bucket: whether the request would create the bucket.
+    Raises: WireError(InvalidBucketName) for a request that creates it, else WireError(NoSuchBucket).
+    """
+    if bucket not in STORE_PAGES:
+        return
+    if makes_bucket:
+        raise WireError(
+            "InvalidBucketName",
+            f"The specified bucket is not valid: {bucket!r} is a page of the embedded object store. Choose another "
+            "name.",
+        )
+    raise WireError(
+        "NoSuchBucket",
+        f"The specified bucket does not exist: {bucket!r} is a page of the embedded object store, so no bucket can "
+        "have this name.",
+        http_status=HTTPStatus.NOT_FOUND,
+    )
 
 
 def check_subresources(asked: S3Request) -> None:

@@ -79,8 +79,6 @@ class Permit:
 
     def with_clear_source(self, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
         """Return headers with an unambiguous copy source: the copy source that was checked."""
-        if self._grants is None:
-            return headers
         return [(name, _clear(value) if name == COPY_SOURCE else value) for name, value in headers]
 
     def with_clear_markers(self, asked: S3Request) -> S3Request:

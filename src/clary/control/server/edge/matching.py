@@ -18,6 +18,9 @@ API_CONTENT_TYPES = (
     "application/cbor",
 )
 
+# s3express: directory buckets, which the S3 front refuses in XML
+_S3_SCOPES = ("/s3/aws4_request", "/s3express/aws4_request")
+
 
 def is_health(request: web.BaseRequest) -> bool:
     """Whether a request is the health check."""
@@ -48,10 +51,10 @@ def is_signed_for_s3(request: web.BaseRequest) -> bool:
     authorization = request.headers.get("Authorization")
     if authorization is not None:
         # Signatures of version 2 begin like this; only the S3 front handles them (it refuses them in headers).
-        return "/s3/aws4_request" in authorization or authorization.startswith("AWS ")
+        return any(scope in authorization for scope in _S3_SCOPES) or authorization.startswith("AWS ")
     query = request.raw_path.partition("?")[2]
     if "X-Amz-Credential=" in query:
-        return "%2Fs3%2Faws4_request" in query or "/s3/aws4_request" in query
+        return any(scope in query or scope.replace("/", "%2F") in query for scope in _S3_SCOPES)
     return "AWSAccessKeyId=" in query and "Action=" not in query
 
 

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from clary.base.errors import ObjectStoreError, WireError
 from clary.control.jobs.job_grants import output_buckets
 from clary.control.jobs.job_request import JobRequest
+from clary.control.objects.forms.subresources import STORE_PAGES
 from clary.control.services.call import Call
 
 # Also accepts names of old buckets; names of new buckets have no capitals and no underscores.
@@ -31,6 +32,8 @@ async def require_output_buckets(call: Call, request: JobRequest, *, before: Job
             continue
         if not _NAME.fullmatch(bucket):
             raise _refused(bucket, "can not exist: that is not a valid bucket name")
+        if not url and bucket in STORE_PAGES:
+            raise _refused(bucket, "can not exist: the embedded object store has a page of this name")
         if await objects.has_bucket(bucket):
             continue
         if url:

@@ -273,7 +273,8 @@ class LogStore:
         """Return matching events of many streams, oldest first, by the rules of FilterLogEvents.
 
         Args:
-            streams: their names; None for all streams with `prefix`. Missing streams are skipped.
+            streams: their names; None for all streams with `prefix`. On pages with a token, missing streams are
+                skipped.
             prefix: prefix of the streams' names; not together with `streams`.
             start_ms: events of this time and later.
             end_ms: events before this time.
@@ -281,7 +282,7 @@ class LogStore:
             limit: maximum number of events, 1 to 10,000; a page with a token may hold fewer events, or no event at all.
             token: token of the previous page of the same query.
 
-        Raises: BadLogQuery; BadToken.
+        Raises: StreamNotFound for a name in `streams`; BadLogQuery; BadToken.
         """
         if streams is not None and prefix is not None:
             raise BadLogQuery("give either names of log streams or a prefix of names, not both")
@@ -291,7 +292,12 @@ class LogStore:
         position = None if token is None else tokens.read_token(_TOKEN_KEY, token, query=query)
 
         def search() -> FilteredPage:
-            names = self._registry.names_with(prefix or "") if streams is None else sorted(set(streams))
+            if streams is None:
+                names = self._registry.names_with(prefix or "")
+            else:
+                names = sorted(set(streams))
+                if position is None:
+                    self._require(names)
             after: SearchKey | None = (position[0], position[1], position[2], position[3]) if position else None
             kept = self._kept(within)  # not part of the query's identity: it changes with the time
             views = self._views(names, within=kept, after_ms=after[0] if after else None)
@@ -395,6 +401,14 @@ class LogStore:
         except StreamDamaged as error:
             _log.warning("left out: %s", error.message)
             return None
+
+    def _require(self, names: Sequence[str]) -> None:
+        """Raise StreamNotFound for a stream that does not exist; a damaged one and one without lines exist."""
+        for name in names:
+            try:
+                self._registry.summary(name)
+            except StreamDamaged:
+                continue  # `_views` notes it
 
     def _view_or_none(self, stream: str) -> StreamView | None:
         try:

@@ -8,7 +8,7 @@ from log_lines import CREATED, NOW_MS, STREAM, lines, numbered, texts
 
 from clary.base.errors import StoreError
 from clary.contract.agent_protocol import LogBlock
-from clary.control.store.errors import BadLogQuery, BadToken
+from clary.control.store.errors import BadLogQuery, BadToken, StreamNotFound
 from clary.control.store.log_files import log_pages
 from clary.control.store.log_files.log_pages import LogEvent
 from clary.control.store.log_files.logs import LogStore, StreamOrder
@@ -24,10 +24,24 @@ async def test_events_of_all_streams_are_sorted_by_time_and_have_unique_ids(logs
     ids = [event.event_id for event in page.events]
     assert len(set(ids)) == 6
     assert all(event_id.isdigit() for event_id in ids)
-    again = await logs.filter_events(["job/algo-2", STREAM, STREAM, "nobody"])
+    again = await logs.filter_events(["job/algo-2", STREAM, STREAM])
     assert again.events == page.events
     assert texts((await logs.filter_events([STREAM])).events) == ["a1", "a2", "a3"]
     assert (await logs.get_events(STREAM)).events[0] in page.events
+
+
+async def test_a_search_of_a_named_stream_that_does_not_exist_is_refused(logs: LogStore) -> None:
+    await logs.append(STREAM, 0, lines("a1", "a2", at_ms=10, step_ms=10))
+    await logs.create_stream("job/silent", CREATED)
+    assert (await logs.filter_events(["job/silent"])).events == ()
+    with pytest.raises(StreamNotFound):
+        await logs.filter_events([STREAM, "nobody"])
+    assert (await logs.filter_events(prefix="nobody")).events == ()
+    await logs.create_stream("other", CREATED)
+    first = await logs.filter_events([STREAM, "other"], limit=1)
+    await logs.delete_streams("other")
+    second = await logs.filter_events([STREAM, "other"], limit=1, token=first.next_token)
+    assert texts(second.events) == ["a2"], "a stream that is deleted meanwhile ends no search"
 
 
 async def test_all_pages_of_a_search_equal_the_search_without_a_limit(
