@@ -105,6 +105,46 @@ def test_noncontiguous_tensors_are_reduced_in_place(rank, size):
     assert torch.equal(image, own(0, 48).reshape(1, 3, 4, 4))
 
 
+def test_views_that_are_conjugated_or_negated_give_the_numbers_that_they_show(rank, size):
+    group, number = dist.group.WORLD, torch.tensor([1 + 2j, 3 - 1j, 4j])
+    view = number.clone().conj()
+    assert view.is_contiguous()
+    assert view.is_conj()
+    received = view if rank == 0 else torch.zeros_like(number)
+    group.broadcast([received], 0).wait()  # torch.distributed itself refuses such views
+    assert torch.equal(received, number.conj())
+    stored = number.clone()
+    target = stored.conj() if rank else stored.clone()
+    group.broadcast([target], 0).wait()
+    assert torch.equal(target, number)
+    assert torch.equal(stored, number.conj() if rank else number)  # written as it is stored
+    reduced = [(number * (peer + 1)).conj() if peer else number for peer in range(size)]
+    total = reduced[rank].clone() if rank == 0 else (number * (rank + 1)).conj()
+    group.allreduce([total]).wait()
+    assert torch.equal(total, sum(reduced))
+    gathered = [torch.zeros(3, dtype=torch.complex64) for _ in range(size)]
+    group.allgather([gathered], [view]).wait()
+    assert all(torch.equal(one, number.conj()) for one in gathered)
+    for shown in (view, view.expand(2, 3).t(), view.imag, view[:1].imag):
+        assert torch.equal(_from_first(shown), shown)
+    assert view[:1].imag.is_neg()
+    assert view[:1].imag.is_contiguous()
+    if size > 1 and rank == 0:
+        group.send([view], 1, 0).wait()
+    elif rank == 1:
+        received = torch.zeros_like(number)
+        group.recv([received], 0, 0).wait()
+        assert torch.equal(received, number.conj())
+
+
+def _from_first(tensor):
+    """Return rank 0's tensor, which reaches the others in plain memory."""
+    size = dist.get_world_size()
+    output = torch.empty(tensor.shape, dtype=tensor.dtype)
+    dist.group.WORLD.scatter([output], [[tensor] * size] if dist.get_rank() == 0 else [], 0).wait()
+    return output
+
+
 def test_leaf_parameters_are_reduced_in_place(rank, size):
     parameter = torch.nn.Parameter(own(rank, 10).reshape(2, 5).t())
     assert not parameter.is_contiguous()

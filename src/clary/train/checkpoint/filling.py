@@ -125,7 +125,7 @@ class Filling:
         return wanted
 
     def _check_optimizer(self, key: str, own: list[list[str]], with_state: set[str]) -> None:
-        """Refuse an optimizer whose groups or parameters are not those that were saved.
+        """Refuse an optimizer whose groups or parameters differ from the saved ones.
 
         Args:
             own: by group, names of the optimizer's parameters.

@@ -28,7 +28,7 @@ def saved_list_names(key: str, names: Iterable[str]) -> list[str]:
 
 
 def check_groups(key: str, own: Groups, saved: Sequence[Groups]) -> None:
-    """Check that each parameter of an optimizer was saved in the same group, and that none is missing.
+    """Check that each parameter of an optimizer was saved in the same group, and that every saved one is there.
 
     The order within a group is free. An optimizer may join the parameters of several ranks.
 

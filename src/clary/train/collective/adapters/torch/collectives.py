@@ -434,7 +434,7 @@ class Collectives:
             tag: of the `recv` that takes it.
         """
         tensor = single(as_list(tensors), "send")
-        if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
+        if (other := self._carrier(tensor)) is not None:
             return other.send(tensors, dst, tag)
         buffer = dense(tensor, "send")
         message = Operation(Kind.SEND, count=buffer.nbytes, source=buffer.data_ptr(), root=dst, tag=tag)
@@ -450,7 +450,7 @@ class Collectives:
             tag: of the `send`.
         """
         tensor = single(as_list(tensors), "recv")
-        if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
+        if (other := self._carrier(tensor)) is not None:
             return other.recv(tensors, src, tag)
         buffer = dense(tensor, "recv")
         message = Operation(Kind.RECEIVE, count=buffer.nbytes, target=buffer.data_ptr(), root=src, tag=tag)
@@ -470,6 +470,13 @@ class Collectives:
 
     def _elsewhere(self, tensor: torch.Tensor) -> Any:
         """Return the group for the tensor's device, or None; `dense` then raises an error that names the device."""
+        return None
+
+    def _carrier(self, tensor: torch.Tensor) -> Any:
+        """Return the group that carries a message of this tensor, None for this one.
+
+        Not `_elsewhere`: only the two ranks of a message know of it, so that nothing may be agreed with the others.
+        """
         return None
 
     def _elsewhere_any(self, tensors: Tensors) -> Any:

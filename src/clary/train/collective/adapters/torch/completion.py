@@ -11,6 +11,7 @@ stays.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 from clary.train._native.errors import CollectiveError
 from clary.train._native.interface import Core
 
+_log = logging.getLogger(__name__)
 _LOOK_S = 60.0  # limit of one call that blocks in the core; a closed core returns at once
 _JOIN_S = 10.0  # longest wait for each thread when the group is closed
 
@@ -105,9 +107,14 @@ class CompletionThread:
         self.watch(_Dropped(self._core, ticket, held, finish))
 
     def await_end(self, has_ended: Callable[[], bool], limit_s: float | None) -> bool:
-        """Wait until a watched operation has ended; False when `limit_s` passed first."""
+        """Wait until another thread has fetched an operation's outcome; False when `limit_s` passed first."""
         with self._ends:
             return self._ends.wait_for(has_ended, limit_s)
+
+    def wake(self) -> None:
+        """Have the callers of `await_end` look again."""
+        with self._ends:
+            self._ends.notify_all()
 
     def join(self) -> None:
         """Wait for the threads after the core was closed; unfinished operations fail."""
@@ -135,12 +142,16 @@ class CompletionThread:
     def _end(self, work: _Ending | None) -> None:
         if work is None:  # `watch` took it back
             return
-        work.take_end()
+        self._survive(work.take_end, "an operation that nothing waits for failed")
         with self._ends:
             self._ends.notify_all()
             self._num_idle -= 1
+        self._survive(work.tell, "the future of an operation was not ended")
+        with self._ends:
+            self._num_idle += 1
+
+    def _survive(self, step: Callable[[], None], what: str) -> None:
         try:
-            work.tell()
-        finally:
-            with self._ends:
-                self._num_idle += 1
+            step()
+        except BaseException:  # noqa: BLE001 - SystemExit too: the thread serves all later futures
+            _log.exception("rank %d of %s: %s", self.rank, self.name, what)

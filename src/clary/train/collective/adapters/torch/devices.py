@@ -1,8 +1,9 @@
 """The path of CUDA tensors: through NCCL, or through host memory.
 
-Where: `process_group` decides once per group, at the first operation on CUDA tensors, in which all ranks of the group
-take part. All ranks choose the same path, because each has the placements of all. This code has never run on a GPU: the
-project has had none.
+Where: `process_group` decides once per group, at the first collective on CUDA tensors, in which all ranks of the group
+take part. All ranks choose the same path, because each has the placements of all. Sends and receives go through host
+memory on every path: two ranks cannot choose without the others. This code has never run on a GPU: the project has had
+none.
 """
 
 from __future__ import annotations

@@ -72,6 +72,8 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
         self._is_open = True
         self._device_group: Any = None
         self._staged_on: SmddpProcessGroup | None = None
+        self._on_host: Collectives | None = None
+        self._carried: staging.StagedGroup | None = None
         self._choosing = threading.Lock()
         _open_groups.add(self)
 
@@ -164,6 +166,23 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
                 self._device_group = self._make_device_group(tensor.device)
         return self._device_group
 
+    def _carrier(self, tensor: torch.Tensor) -> Any:
+        """Return the carrier of messages of CUDA tensors: host memory, over this group's own core.
+
+        NCCL and a second core need all ranks to agree first. Messages of one tag stay in the order of their calls, of
+        CUDA tensors and of others.
+        """
+        if not tensor.is_cuda:
+            if self._carried is not None:
+                self._carried.drain_messages()
+            return None
+        with self._choosing:
+            if self._carried is None:
+                self._on_host = Collectives(self._core, self._completion, self._own_rank, self._num_ranks)
+                self._on_host._timeout_s = self._timeout_s
+                self._carried = staging.StagedGroup(self._on_host, staging.CudaStreams(tensor.device))
+        return self._carried
+
     def _make_device_group(self, device: torch.device) -> Any:
         """Choose the path of CUDA tensors together with all other ranks, and open it. Collective."""
         record = devices.encode(devices.own_placement(device))
@@ -192,6 +211,8 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the limit of operations from now on; the same on all ranks."""
         self._timeout_s = timeout.total_seconds()
+        if self._on_host is not None:
+            self._on_host._timeout_s = self._timeout_s
 
     _set_default_timeout = set_timeout
 
@@ -208,6 +229,8 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
             _open_groups.discard(self)
             self._core.close()
             self._completion.join()
+            if self._carried is not None:
+                self._carried.close()
             if self._staged_on is not None:
                 self._staged_on.shutdown()
                 self._device_group.close()

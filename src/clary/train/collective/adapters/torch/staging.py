@@ -6,14 +6,16 @@ waits for the copy back; the program itself does not wait. An all-reduce is cut 
 reduced, the next is copied to the host and the one before is copied back. This code has never run on a GPU: the project
 has had none. Tests run it on host memory with fake streams.
 
-Operations run in the order of their calls in one thread, over connections of their own, so that operations on host
-memory, which run in other threads, cannot interleave in different orders on different ranks. Every send and every
-receive has a thread of its own: a send or receive that waits for its peer must not delay the one that the peer waits
+Collectives run in the order of their calls in one thread, over connections of their own, so that operations on host
+memory, which run in other threads, cannot interleave in different orders on different ranks. Sends and receives are
+handed to the core in the order of their calls in a second thread, since messages of one tag are matched by their order;
+each then has a thread that waits for its end: one that waits for its peer must not delay the one that the peer waits
 for.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -30,6 +32,7 @@ from clary.train.collective.adapters.torch.collectives import Collectives
 
 # PCIe reaches its full rate with much smaller segments; the first and last segments are not overlapped
 SEGMENT_BYTES = 8 << 20
+_log = logging.getLogger(__name__)
 _JOIN_S = 10.0
 
 
@@ -175,6 +178,51 @@ class StagedWork(Work):
         return self._results
 
 
+class _Line:
+    """Runs jobs one after another in one thread, which starts with the first job."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._changing = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def put(self, job: Callable[[], None]) -> None:
+        """Add a job; after `close` it runs at once, since its group refuses it."""
+        with self._changing:
+            is_closed = self._is_closed
+            if not is_closed:
+                self._jobs.put(job)
+            if not is_closed and self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+        if is_closed:
+            job()
+
+    def drain(self) -> None:
+        """Wait until all jobs that were added before have run."""
+        if self._thread is not None:
+            drained = threading.Event()
+            self.put(drained.set)
+            drained.wait()
+
+    def close(self) -> None:
+        """End the thread after the jobs that were added."""
+        with self._changing:
+            self._is_closed = True
+            self._jobs.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except BaseException:  # noqa: BLE001 - the thread serves all later operations
+                _log.exception("%s: the end of an operation was not told", self._name)
+
+
 class StagedGroup:
     """The methods of a group for CUDA tensors; each calls the same method of a group on host memory.
 
@@ -186,9 +234,8 @@ class StagedGroup:
         self._host = host
         self._streams = streams
         self._segment_bytes = segment_bytes
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="clary-staging", daemon=True)
-        self._thread.start()
+        self._collectives = _Line("clary-staging")
+        self._messages = _Line("clary-staging-messages")
 
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> Work:
         """Reduce in place, segment by segment."""
@@ -207,13 +254,17 @@ class StagedGroup:
             if flat.data_ptr() != tensor.data_ptr():
                 self._streams.to_device(flat.view(tensor.shape), tensor)
 
-        self._jobs.put(lambda: self._finish(work, run))
+        self._collectives.put(lambda: self._finish(work, run))
         return work
 
+    def drain_messages(self) -> None:
+        """Wait until the core has all sends and receives of earlier calls; their ends are not awaited."""
+        self._messages.drain()
+
     def close(self) -> None:
-        """End the thread, after the host group was closed."""
-        self._jobs.put(None)
-        self._thread.join(_JOIN_S)
+        """End the threads, after the host group was closed."""
+        self._collectives.close()
+        self._messages.close()
 
     def __getattr__(self, name: str) -> Callable[..., Work]:
         method = getattr(self._host, name)
@@ -241,30 +292,39 @@ class StagedGroup:
         host_arguments += [on_host(argument) for argument in arguments[1:]]
         work = StagedWork(arguments[0], self._streams.make_future())
 
-        def run() -> int:
+        def begin() -> Work:
             for _, _, await_copy in copies.values():
                 await_copy()
-            done = method(*host_arguments)
+            return method(*host_arguments)
+
+        def end(done: Work) -> int:
             done.wait()
             for tensor, host, _ in written:
                 self._streams.to_device(host, tensor)
             return int(done.source_rank()) if is_alone else -1  # torch raises if a work is no single message
 
         if is_alone:
-            threading.Thread(target=self._finish, args=(work, run), daemon=True).start()
+            self._messages.put(lambda: self._post(work, begin, end))
         else:
-            self._jobs.put(lambda: self._finish(work, run))
+            self._collectives.put(lambda: self._finish(work, lambda: end(begin())))
         return work
 
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
+    def _post(self, work: StagedWork, begin: Callable[[], Work], end: Callable[[Work], int]) -> None:
+        """Hand a message to the core; another thread waits for its end."""
+        try:
+            done = begin()
+        except Exception as error:  # noqa: BLE001 - kept for every later wait
+            work.end(error, None)
+            return
+        name = "clary-staging-message"
+        threading.Thread(target=self._finish, args=(work, lambda: end(done)), name=name, daemon=True).start()
 
     def _finish(self, work: StagedWork, run: Callable[[], int | None]) -> None:
         try:
             peer = run()
+            order = self._streams.up_mark()
         except Exception as error:  # noqa: BLE001 - kept for every later wait
             work.end(error, None)
         else:
             with self._streams.going_up():
-                work.end(None, self._streams.up_mark(), -1 if peer is None else peer)
+                work.end(None, order, -1 if peer is None else peer)

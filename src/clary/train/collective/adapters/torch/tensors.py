@@ -1,7 +1,8 @@
 """Tensors that a core can take, as an address, a count and a type.
 
 A core reads and writes host memory that lies in one piece. Any other tensor (transposed, or every other element) is
-copied into such memory, and copied back if it is written; contiguous tensors are never copied.
+copied into such memory, and copied back if it is written; contiguous tensors are never copied. The exception are views
+that torch marks as conjugated or negated (`x.conj()`): their memory holds other numbers than the tensor.
 """
 
 from __future__ import annotations
@@ -87,14 +88,15 @@ def check_memory(tensor: torch.Tensor, operation: str) -> None:
 
 
 def dense(tensor: torch.Tensor, operation: str) -> torch.Tensor:
-    """Return `tensor` if it lies in one piece of host memory, else a copy of its shape that does.
+    """Return `tensor` if its numbers lie in one piece of host memory, else a copy of its shape for which they do.
 
     Raises: as `check_memory`.
     """
-    if tensor.layout is torch.strided and tensor.is_cpu and tensor.is_contiguous():
+    is_view_of_others = tensor.is_neg() or tensor.is_conj()
+    if tensor.layout is torch.strided and tensor.is_cpu and tensor.is_contiguous() and not is_view_of_others:
         return tensor
     check_memory(tensor, operation)
-    return tensor.contiguous()
+    return tensor.resolve_conj().resolve_neg().contiguous()
 
 
 def reduced(tensor: torch.Tensor, op: int, operation: str) -> tuple[int, int]:

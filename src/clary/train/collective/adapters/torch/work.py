@@ -7,6 +7,7 @@ itself; `completion` ends the futures of operations that are under way.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -76,8 +77,9 @@ class EndedWork(Work):
 class PendingWork(Work):
     """An operation under way in a core. It holds the tensors until the operation has ended.
 
-    The core reports the outcome of a ticket only once. A caller of `wait` fetches it, under the lock. Once a future was
-    requested, the completion thread fetches it instead, and `wait` waits for that thread.
+    The core reports the outcome of a ticket only once. The first caller of `wait` fetches it; other callers wait for
+    that thread. Once a future was requested, the completion thread fetches it instead, and `wait` waits for that
+    thread. No lock is held meanwhile, so that `is_completed` and `get_future` never wait for the operation.
 
     Args:
         held: every tensor whose memory the operation uses.
@@ -100,7 +102,9 @@ class PendingWork(Work):
         self._results = list(results)
         self._held = held
         self._finish = finish
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the members below; never held for longer than a moment
+        self._is_fetching = False  # a thread is about to fetch the outcome, other than the completion thread
+        self._has_others = False  # other threads wait for that thread
         self._has_ended = False
         self._error: BaseException | None = None
         self._peer = -1
@@ -128,18 +132,16 @@ class PendingWork(Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether the operation has ended and its results, if any, are in place."""
+        """Whether the operation has ended and its results, if any, are in place; never waits for the operation."""
         if self._has_ended:
             return True
-        if self._future is not None:
-            return False
         with self._lock:
-            if self._has_ended or self._future is not None:
+            if self._has_ended or self._future is not None or self._is_fetching:
                 return self._has_ended
             if not self._core.is_done(self.ticket):
                 return False
-            self._settle(None)
-            return True
+            self._is_fetching = True
+        return self._fetch(None)
 
     def is_success(self) -> bool:
         """Whether the operation has succeeded."""
@@ -169,28 +171,31 @@ class PendingWork(Work):
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future of the tensors that the operation writes; it carries the error if the operation fails."""
+        if keeping.IS_NEEDED:
+            keeping.let_go(self)
         with self._lock:
-            if self._future is None:
-                self._outcome = torch.futures.Future()
-                # If Python sets an exception on a future, C++ code that waits on the future sees it as an ordinary
-                # result; only an exception raised inside a callback counts as an error there.
-                self._future = self._outcome.then(self._results_or_error)
-                if not self._has_ended and not self._completion.watch(self):
-                    self._settle(None)
-                if self._has_ended:
-                    self._outcome.set_result(None)
-            if keeping.IS_NEEDED:
-                keeping.let_go(self)
-            return self._future
+            if self._future is not None:
+                return self._future
+            self._outcome = torch.futures.Future()
+            # If Python sets an exception on a future, C++ code that waits on the future sees it as an ordinary
+            # result; only an exception raised inside a callback counts as an error there.
+            self._future = self._outcome.then(self._results_or_error)
+            has_ended, is_fetching = self._has_ended, self._is_fetching
+        if is_fetching:
+            pass  # that thread ends the future, or has it ended by the completion thread
+        elif has_ended:
+            self.tell()
+        else:
+            self._watch()
+        return self._future
 
     def take_end(self) -> None:
         """Fetch the outcome that the core has reported. Called by the completion thread alone."""
-        with self._lock:
-            if not self._has_ended:
-                self._settle(None)
+        if not self._has_ended:
+            self._settle(None)
 
     def tell(self) -> None:
-        """End the future; runs its callbacks. Called by the completion thread alone."""
+        """End the future; runs its callbacks. Called once, by the thread that is to end the future."""
         if self._outcome is not None:
             self._outcome.set_result(None)
 
@@ -199,14 +204,52 @@ class PendingWork(Work):
             self._completion.adopt(self.ticket, self._held, self._finish)
 
     def _await_end(self, limit_s: float | None) -> bool:
-        with self._lock:
-            future = self._future
-            if future is None:
-                return self._has_ended or self._settle(limit_s)
-        return self._completion.await_end(lambda: self._has_ended, limit_s)
+        """Wait until the operation has ended, in the core or for the thread that does; False after `limit_s`."""
+        end_s = None if limit_s is None else time.monotonic() + limit_s
+        while True:
+            with self._lock:
+                if self._has_ended:
+                    return True
+                is_mine = self._future is None and not self._is_fetching
+                self._is_fetching = self._is_fetching or is_mine
+                self._has_others = self._has_others or not is_mine
+            left_s = None if end_s is None else max(end_s - time.monotonic(), 0.0)
+            if is_mine:
+                return self._fetch(left_s)
+            if not self._completion.await_end(self._is_free, left_s):
+                return False
+
+    def _is_free(self) -> bool:
+        """Whether a waiter has nothing to wait for: the operation has ended, or no thread is to fetch its outcome."""
+        return self._has_ended or (self._future is None and not self._is_fetching)
+
+    def _fetch(self, limit_s: float | None) -> bool:
+        """Fetch the outcome in this thread, which has set `_is_fetching`; False when `limit_s` passed first."""
+        try:
+            has_ended = self._settle(limit_s)
+        finally:
+            with self._lock:
+                self._is_fetching = False
+                has_future, has_others = self._future is not None, self._has_others
+                self._has_others = False
+            if has_others:
+                self._completion.wake()
+            if has_future and self._has_ended:
+                # Not in this thread: a callback may wait for what its program does after the wait.
+                threading.Thread(target=self.tell, name="clary-completion-once", daemon=True).start()
+            elif has_future:
+                self._watch()
+        return has_ended
+
+    def _watch(self) -> None:
+        """Have the completion thread end the future, or end it here if the group was closed."""
+        if not self._completion.watch(self):
+            self._settle(None)
+            self._completion.wake()
+            self.tell()
 
     def _settle(self, limit_s: float | None) -> bool:
-        """Fetch the operation's outcome from the core; False when `limit_s` passed first. Called under the lock."""
+        """Fetch the operation's outcome from the core; False when `limit_s` passed first. One thread at a time."""
         try:
             peer = self._core.wait(self.ticket, limit_s)
             if peer is None:
@@ -217,7 +260,8 @@ class PendingWork(Work):
         except Exception as error:  # noqa: BLE001 - kept for every later wait
             self._error = error
         self._held = self._finish = None
-        self._has_ended = True
+        with self._lock:
+            self._has_ended = True
         return True
 
     def _results_or_error(self, _: object) -> list[torch.Tensor]:

@@ -177,7 +177,7 @@ def waiting(work, ends, *timeout):
 
 
 def in_time(function):
-    """Return what a function returns in a thread of its own, which must end soon."""
+    """Return the result of a function in a thread of its own, which must end soon."""
     results = []
     thread = threading.Thread(target=lambda: results.append(function()), daemon=True)
     thread.start()
