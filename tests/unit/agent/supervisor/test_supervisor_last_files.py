@@ -98,7 +98,7 @@ def test_a_stopped_host_reports_its_exit_after_its_tensors_are_stored(service: F
 
 
 def test_a_slow_store_delays_the_host_only_up_to_a_limit(service: FakeService, host_of, mirror, monkeypatch) -> None:
-    monkeypatch.setattr(host_life, "_LAST_FILES_S", 0.2)
+    monkeypatch.setattr(host_life, "LAST_FILES_S", 0.2)
     service.order_at(HostPhase.PREPARED, OrderKind.RUN)
     service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
     host_of(FakeSavingSteps(mirror)).program.end(1)

@@ -11,6 +11,7 @@ from clary.base import clock as clock_module
 from clary.base.clock import ClockAnchor
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.statuses import WarmPoolStatus
+from clary.contract.stop_limits import STOP_ALLOWANCE_S
 from clary.control.jobs import warm_pools
 from clary.control.server.job_keys import JobKeys
 from clary.control.server.pages.jobs_page import jobs_page
@@ -135,7 +136,7 @@ async def test_the_grace_time_of_a_stop_keeps_its_length(plane: ControlPlane, st
     await running(plane)
     await plane.stop()
     step(plane.clock, step_s)
-    await pass_time(plane, 120 + 60 - 1)
+    await pass_time(plane, 120 + STOP_ALLOWANCE_S - 1)
     assert (await plane.describe())["TrainingJobStatus"] == "Stopping"
     await pass_time(plane, 2)
     assert (await plane.describe())["TrainingJobStatus"] in ("Stopped", "Failed")
