@@ -40,7 +40,7 @@ from clary.control.store.series_blocks import SeriesBlocks
 from clary.control.store.tables import jobs, metrics, properties, tags, to_microseconds
 from clary.control.store.tracking.experiments import ExperimentStore
 from clary.control.store.tracking.tuning_records import TuningRecords, add_trial
-from clary.control.store.training_records import TrainingRecords, values_of
+from clary.control.store.training_records import TrainingRecords, select_values, values_of
 from clary.control.tuning.tuning_job import Trial
 
 T = TypeVar("T")
@@ -367,16 +367,7 @@ class Store:
             start: begin of the span, inclusive.
             end: end of the span, exclusive.
         """
-        statement = (
-            select(metrics.c.at, metrics.c.value, metrics.c.step)
-            .where(
-                metrics.c.job_name == job_name,
-                metrics.c.metric_name == metric_name,
-                metrics.c.at >= to_microseconds(start),
-                metrics.c.at < to_microseconds(end),
-            )
-            .order_by(metrics.c.at, metrics.c.id)
-        )
+        statement = select_values(metrics.c.job_name == job_name, metric_name, start, end)
         return await self._read(lambda connection: values_of(connection.execute(statement), metric_name))
 
     async def acquire_lease(self, name: str, owner: str, ttl_s: float, *, ended: Collection[str] = ()) -> Lease | None:

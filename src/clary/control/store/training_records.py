@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, exists, func, insert, select, text
+from sqlalchemy import ColumnElement, Connection, Row, Select, exists, func, insert, select, text
 
 from clary.base.plain import from_plain, to_plain
 from clary.contract.training_values import TrainingProgress
@@ -152,16 +152,8 @@ class TrainingRecords:
             start: begin of the span, inclusive.
             end: end of the span, exclusive.
         """
-        statement = (
-            select(metrics.c.at, metrics.c.value, metrics.c.step)
-            .where(
-                metrics.c.job_name.in_(select(jobs.c.name)),  # so that the index, which begins with jobs, is used
-                metrics.c.metric_name == metric_name,
-                metrics.c.at >= to_microseconds(start),
-                metrics.c.at < to_microseconds(end),
-            )
-            .order_by(metrics.c.at, metrics.c.id)
-        )
+        # Naming the jobs lets the index be used, which begins with them.
+        statement = select_values(metrics.c.job_name.in_(select(jobs.c.name)), metric_name, start, end)
         return await self._read(lambda connection: values_of(connection.execute(statement), metric_name))
 
     async def progress_of(self, job_name: str, attempt: int) -> list[HostProgress]:
@@ -242,6 +234,23 @@ class TrainingRecords:
     async def picture(self, job_name: str, picture_id: int) -> Picture | None:
         """Return one picture, or None if the job has no picture with that id."""
         return await self._read(lambda connection: picture_by_id(connection, job_name, picture_id))
+
+
+def select_values(of_jobs: ColumnElement[bool], metric_name: str, start: datetime, end: datetime) -> Select[Any]:
+    """Return the query for values of a metric, oldest first, whose rows `values_of` takes.
+
+    Args:
+        of_jobs: condition on the column `metrics.c.job_name`.
+        metric_name: as it was stored, case included.
+        start: begin of the span, inclusive.
+        end: end of the span, exclusive.
+    """
+    is_within = metrics.c.at >= to_microseconds(start), metrics.c.at < to_microseconds(end)
+    return (
+        select(metrics.c.at, metrics.c.value, metrics.c.step)
+        .where(of_jobs, metrics.c.metric_name == metric_name, *is_within)
+        .order_by(metrics.c.at, metrics.c.id)
+    )
 
 
 def values_of(rows: Iterable[Any], metric_name: str) -> list[FinalMetric]:
