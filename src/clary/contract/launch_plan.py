@@ -46,6 +46,7 @@ class Endpoint:
     url: str
     region: str
     credentials: Credentials
+    aliases_keys: bool = False  # the store would take `a//b` for `a/b`: [Note: keys that the store would alias]
 
 
 @dataclass(frozen=True, kw_only=True)

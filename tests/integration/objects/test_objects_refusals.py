@@ -238,7 +238,7 @@ def test_unusual_keys_are_stored_under_exactly_their_names(plain: Any, key: str,
 
 
 @pytest.mark.parametrize(
-    "name", ["a//b", "/a", "a/./b", "a/../b", "..", "a\\b", "a\0b", ".uploads/a", "x.versions/a", "s" * 256]
+    "name", ["a/./b", "a/../b", "..", "a\0b", ".uploads/a", "x.versions/a", "s" * 256, "a/.\U0010fffd/b"]
 )
 def test_keys_that_the_store_would_alias_are_refused_in_every_operation(
     service: Service, plain: Any, name: str
@@ -259,8 +259,8 @@ def test_keys_that_the_store_would_alias_are_refused_in_every_operation(
     assert read(plain, "a/b") == b"other"
 
 
-@pytest.mark.parametrize("prefix", ["a//", "/a", "a\\", "a/\\b c+&"])
-def test_no_key_has_a_prefix_that_the_store_would_alias(plain: Any, prefix: str) -> None:
+@pytest.mark.parametrize("prefix", ["a/.\U0010fffd", "a/.\U0010fffd/b c+&"])
+def test_no_key_has_a_prefix_with_the_mark_of_stored_names(plain: Any, prefix: str) -> None:
     plain.put_object(Bucket=BUCKET, Key="a/b", Body=b"other")
     second = plain.list_objects_v2(Bucket=BUCKET, Prefix=prefix, Delimiter="/", StartAfter="a+b", MaxKeys=7)
     assert (second["KeyCount"], second["IsTruncated"], "Contents" in second) == (0, False, False)

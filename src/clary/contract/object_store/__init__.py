@@ -3,6 +3,7 @@
 uris         s3:// URIs as bucket and key
 connections  a pool of HTTP connections to one endpoint
 store_time   the time for signatures, corrected by the store's time
+stored_names names of keys that the embedded store would take for other keys
 exchange     one signed request and its answer, retried with back-off
 reading      downloads: streams that survive broken connections, parallel ranges into a file
 writing      uploads: single and multipart

@@ -27,6 +27,7 @@ from urllib.parse import quote
 from clary.base.clock import Clock
 from clary.base.errors import Fault, ObjectStoreError
 from clary.contract.launch_plan import Endpoint
+from clary.contract.object_store import stored_names
 from clary.contract.object_store.connections import ConnectionPool, PooledConnection
 from clary.contract.object_store.store_time import StoreTime
 from clary.contract.sigv4 import EMPTY_HASH, PATH_SAFE, SECURITY_TOKEN, UNRESERVED, sign
@@ -52,6 +53,7 @@ _RETRIED_CODES = frozenset(
     }
 )
 _CONNECTION_ERRORS = (OSError, http.client.HTTPException)
+_COPY_SOURCE = "x-amz-copy-source"
 _DEAD_CONNECTION_ERRORS = (ConnectionResetError, BrokenPipeError, http.client.RemoteDisconnected)
 
 T = TypeVar("T")
@@ -278,11 +280,18 @@ class Exchange:
         except ConnectionAbortedError as error:
             raise BrokenOff from error
 
+    def with_keys(self, document: bytes) -> bytes:
+        """Return an XML document of the store with the keys of the objects that it names."""
+        return stored_names.with_keys(document) if self._endpoint.aliases_keys else document
+
     def _target(self, request: S3Request) -> tuple[str, str]:
+        key, asked = request.key, list(request.query.items())
+        if self._endpoint.aliases_keys:
+            key, asked = stored_names.stored_name(key), stored_names.stored_query(asked)
         try:
             path = f"{self._pool.base_path}/{quote(request.bucket, safe=UNRESERVED, errors='strict')}"
-            if request.key:
-                path += f"/{quote(request.key, safe=PATH_SAFE, errors='strict')}"
+            if key:
+                path += f"/{quote(key, safe=PATH_SAFE, errors='strict')}"
         except UnicodeEncodeError as error:
             text = ascii(f"s3://{request.bucket}/{request.key}")
             raise ObjectStoreError(
@@ -290,14 +299,14 @@ class Exchange:
                 fault=Fault.USER,
                 details={"bucket": request.bucket, "key": ascii(request.key)},
             ) from error
-        pairs = [
-            f"{quote(name, safe=UNRESERVED)}={quote(value, safe=UNRESERVED)}" for name, value in request.query.items()
-        ]
+        pairs = [f"{quote(name, safe=UNRESERVED)}={quote(value, safe=UNRESERVED)}" for name, value in asked]
         return path, "&".join(pairs)
 
     def _signed_headers(self, request: S3Request, target: str, query: str) -> dict[str, str]:
         """Return headers with a signature over the whole request, including the body's hash."""
         headers = {**self._own_headers, **request.headers}
+        if self._endpoint.aliases_keys and _COPY_SOURCE in headers:
+            headers[_COPY_SOURCE] = stored_names.stored_copy_source(headers[_COPY_SOURCE])
         payload_hash = hashlib.sha256(request.body).hexdigest() if request.body else EMPTY_HASH
         signature = sign(
             request.method,

@@ -49,7 +49,7 @@ def pages_of(exchange: Exchange, bucket: str, query: Mapping[str, str]) -> Itera
 
         def attempt(request: S3Request = request) -> _Page:
             with exchange.once(request) as response:
-                return _page(response.read_all())
+                return _page(exchange.with_keys(response.read_all()))
 
         page = exchange.retrying(attempt, request)
         yield page

@@ -1,7 +1,7 @@
 """Listings of keys that no object can have, which are empty.
 
-Where: `front` answers these itself, because the store would list the objects of other keys ([Note: keys that the store
-would alias] in `s3_request`). Pure.
+Where: `front` answers these itself, because the store might list the objects of other keys ([Note: keys that the store
+can not hold] in `s3_request`). Pure.
 Source: Amazon S3 API reference, ListObjects, ListObjectsV2, ListObjectVersions, ListMultipartUploads.
 """
 

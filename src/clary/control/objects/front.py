@@ -21,9 +21,10 @@ from clary.base.clock import Clock
 from clary.base.errors import WireError
 from clary.contract import sigv4
 from clary.contract.launch_plan import Endpoint
+from clary.contract.object_store import stored_names
 from clary.control.objects import bucket_regions, completed_answers, copying, encryption, s3_request
 from clary.control.objects.authentication import Caller, FindSecret, authenticate
-from clary.control.objects.deletion_limit import DeletionLimit
+from clary.control.objects.deletions.deletion_limit import DeletionLimit
 from clary.control.objects.empty_listings import empty_listing
 from clary.control.objects.encryption import Encryption
 from clary.control.objects.forms import form_upload
@@ -263,7 +264,9 @@ class S3Front:
         outgoing = replace(outgoing, encryption=wanted)
         if bucket_regions.makes_bucket(asked) and self._region is not None and isinstance(outgoing.data, bytes):
             bucket_regions.check_constraint(outgoing.data, self._region)
-        return await look_at_deleted_keys(outgoing, permit) if asked.is_delete_objects else outgoing
+        if not asked.is_delete_objects:
+            return outgoing
+        return await look_at_deleted_keys(outgoing, permit, aliases_keys=self._store.aliases_keys)
 
     async def _mark(
         self, asked: S3Request, headers: list[tuple[str, str]], wanted: Encryption | None
@@ -362,8 +365,19 @@ class S3Front:
     def _names_markers_wrongly(self, asked: S3Request) -> bool:
         return not self._forward_encryption and completed_answers.lists_encoded(asked)
 
+    def _names_keys_of_store(self, asked: S3Request, answer: aiohttp.ClientResponse) -> bool:
+        """Whether an answer is a document that may name keys by their names in the store (`stored_names`)."""
+        if not self._store.aliases_keys or asked.method == "HEAD":
+            return False
+        if not asked.key:
+            return bool(asked.bucket) and (asked.method == "GET" or asked.is_delete_objects)
+        is_document = asked.method == "POST" or asked.has("uploadId") or answer.status >= http.HTTPStatus.BAD_REQUEST
+        return is_document and stored_names.stored_name(asked.key) != asked.key
+
     async def _listing(self, asked: S3Request, answer: aiohttp.ClientResponse) -> bytes:
         content = await read_listing(answer)
+        if self._store.aliases_keys:
+            content = stored_names.with_keys(content)
         return completed_answers.with_encoded_markers(content) if self._names_markers_wrongly(asked) else content
 
     def _refuse_where_full(self, answer: aiohttp.ClientResponse) -> None:
@@ -380,10 +394,11 @@ class S3Front:
         """Return the content of an answer that is completed or replaced, None for an answer forwarded unread."""
         if answer.status == http.HTTPStatus.OK and self._names_markers_wrongly(asked):
             return await self._listing(asked, answer)
+        names_keys = self._names_keys_of_store(asked, answer)
         is_attributes, is_location = completed_answers.asks_attributes(asked), bucket_regions.is_location(asked)
         is_known = is_attributes or is_location or completed_answers.completes_upload(asked)
         if answer.status != http.HTTPStatus.OK or not is_known:
-            return None
+            return stored_names.with_keys(await read_listing(answer)) if names_keys else None
         content = b""
         async for piece in answer.content.iter_any():
             content += piece
@@ -397,6 +412,7 @@ class S3Front:
             checksums = [("x-amz-checksum-mode", "ENABLED")]
             _, headers = await self._store.head(asked.bucket, asked.key, versions, headers=checksums)
             return completed_answers.with_attributes(content, wanted, headers)
+        content = stored_names.with_keys(content) if names_keys else content
         host = request.headers.get("Host", "")
         is_in_host = bool(s3_request.bucket_of_host(host) or self._bucket_of_own_host(host))
         address = object_address(asked, scheme=request.scheme, host=host, is_bucket_in_host=is_in_host)

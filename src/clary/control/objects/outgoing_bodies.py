@@ -6,6 +6,7 @@ Where: `front` translates a verified request with `choose_body`; `payloads` chec
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -14,8 +15,10 @@ from aiohttp import web
 
 from clary.base.errors import WireError
 from clary.contract import sigv4
+from clary.contract.object_store.stored_names import stored_name
 from clary.control.objects import payloads, s3_request
 from clary.control.objects.authentication import Caller
+from clary.control.objects.deletions.deletion_bodies import named_in_store
 from clary.control.objects.encryption import Encryption
 from clary.control.objects.front_answers import without_framing
 from clary.control.objects.incoming_body import IncomingBody
@@ -115,9 +118,13 @@ def _unframed(headers: list[tuple[str, str]], caller: Caller, body: IncomingBody
     )
 
 
-async def look_at_deleted_keys(outgoing: Outgoing, permit: Permit) -> Outgoing:
+async def look_at_deleted_keys(outgoing: Outgoing, permit: Permit, *, aliases_keys: bool) -> Outgoing:
     """Read a DeleteObjects body, which is small, as a whole, and check its keys before it is sent to the store.
 
+    Args:
+        outgoing: headers and body of the request.
+        permit: the caller's permissions.
+        aliases_keys: whether the store has other names for some keys (`stored_names`); the body then names these.
     Raises: WireError: NotImplemented, MalformedXML, AccessDenied; also for a key that the store cannot hold, and for a
         body that breaks off or does not match its signature.
     """
@@ -136,7 +143,11 @@ async def look_at_deleted_keys(outgoing: Outgoing, permit: Permit) -> Outgoing:
                     "MalformedXML", f"The XML you provided is longer than {s3_request.MAX_DELETE_BYTES} bytes."
                 )
     # A thread checks the elements, which may be thousands, so that other requests are answered meanwhile.
-    permit.check_deleted(await asyncio.to_thread(s3_request.check_delete_objects, content))
+    keys = await asyncio.to_thread(s3_request.check_delete_objects, content)
+    permit.check_deleted(keys)
+    if aliases_keys and any(stored_name(key) != key for key in keys):
+        headers, content = await asyncio.to_thread(named_in_store, outgoing.headers, content)
+        outgoing = replace(outgoing, headers=headers, payload_hash=hashlib.sha256(content).hexdigest())
     return replace(outgoing, data=content, expect_continue=False)
 
 

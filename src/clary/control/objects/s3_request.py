@@ -1,13 +1,12 @@
-r"""Parser of bucket, key and parameters of an S3 request, which refuses keys that the store would alias.
+r"""Parser of bucket, key and parameters of an S3 request, which refuses keys that the store can not hold.
 
 Where: first step of `front`. Pure.
 
-[Note: keys that the store would alias] SeaweedFS keeps objects as files of folders: it stores `a//b` and `/a/b` as
-`a/b`, lists `a\b` as `a/b`, hides keys below `.uploads` and `*.versions` from listings, and drops the content of an
-object called `a/`. Such keys are refused wherever they occur: in the path, in a copy source, in DeleteObjects; `a/`
-only with content. Ids of uploads and of versions become names of files in the store, so those with a part of a path
-are refused, too. A listing whose prefix has an empty part or a backslash is empty. An escaping scheme would make such
-keys work through the front only, but agents read the store directly.
+[Note: keys that the store can not hold] SeaweedFS keeps objects as files of folders: it takes a part `.` or `..` for a
+folder, hides keys below `.uploads` and `*.versions` from listings, and drops the content of an object called `a/`. Such
+keys are refused wherever they occur: in the path, in a copy source, in DeleteObjects; `a/` only with content. So are
+keys with the mark of `stored_names`, which stores keys with an empty part or a backslash under other names. Ids of
+uploads and of versions become names of files in the store, so those with a part of a path are refused, too.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from urllib.parse import unquote, unquote_to_bytes, urlsplit
 from xml.parsers import expat
 
 from clary.base.errors import WireError
+from clary.contract.object_store.stored_names import MARK, stored_name
 from clary.control.objects.store_client import encode_path
 
 MAX_KEY_BYTES = 1024  # S3 API reference, "Creating object key names"
@@ -122,9 +122,7 @@ def parse_request(method: str, raw_path: str, raw_query: str) -> S3Request:
         if key.endswith("/") and (request.has("uploads") or request.has("uploadId")):
             raise _refused_key(key, "keys that end in '/' can not hold content in this store")
     elif method != "GET" and request.has_unstorable_prefix:
-        raise WireError(
-            "InvalidArgument", "No key of this store has an empty part ('//', or '/' at the start) or a backslash."
-        )
+        raise WireError("InvalidArgument", "No key of this store has a null byte or the character U+10FFFD.")
     return request
 
 
@@ -280,12 +278,10 @@ def _is_authentication(name: str) -> bool:
 def _why_not_storable(key: str) -> str | None:
     if "\0" in key:
         return "keys with null bytes can not be stored"
-    if "\\" in key:
-        return "keys with a backslash can not be stored"
-    segments = key.split("/")
+    if MARK in key:
+        return "keys with the character U+10FFFD can not be stored"
+    segments = stored_name(key).split("/")
     folders = segments[:-1]
-    if "" in folders:
-        return "keys with an empty part ('//', or '/' at the start) can not be stored"
     if "." in segments or ".." in segments:
         return "keys with a part '.' or '..' can not be stored"
     if ".uploads" in segments or ".versions" in segments or _has_version_folder(folders):
@@ -300,7 +296,7 @@ def _has_version_folder(folders: Sequence[str]) -> bool:
 
 
 def _is_unstorable_prefix(prefix: str) -> bool:
-    return prefix.startswith("/") or "//" in prefix or "\\" in prefix or "\0" in prefix
+    return MARK in prefix or "\0" in prefix
 
 
 def _refused_key(key: str, reason: str) -> WireError:

@@ -96,7 +96,7 @@ class EmbeddedStore:
         if self._record is None:
             raise ObjectStoreError("embedded object store: it has no endpoint before it is started; call start() first")
         url = f"http://{weed_process.HOST}:{self._record.ports['s3']}"
-        return Endpoint(url=url, region=self._region, credentials=self._credentials)
+        return Endpoint(url=url, region=self._region, credentials=self._credentials, aliases_keys=True)
 
     @property
     def is_ready(self) -> bool:

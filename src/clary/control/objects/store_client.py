@@ -25,6 +25,7 @@ from yarl import URL
 from clary.base.errors import ObjectStoreError
 from clary.contract import sigv4
 from clary.contract.launch_plan import Endpoint
+from clary.contract.object_store import stored_names
 
 TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
@@ -122,7 +123,9 @@ class StoreClient:
                     content += piece
                     if len(content) > MAX_ANSWER_BYTES:
                         raise self._too_long(method, bucket, key)
-                return StoreAnswer(status=response.status, headers=response.headers, body=bytes(content))
+                is_listing = method == "GET" and not key
+                document = self._with_keys(bytes(content)) if is_listing else bytes(content)
+                return StoreAnswer(status=response.status, headers=response.headers, body=document)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise self.unanswered(method, bucket, key, error) from error
 
@@ -195,10 +198,15 @@ class StoreClient:
     def _signed(
         self, method: str, bucket: str, key: str, query: Sequence[tuple[str, str]], body: bytes
     ) -> tuple[URL, list[tuple[str, str]]]:
+        if self._endpoint.aliases_keys:
+            key, query = stored_names.stored_name(key), stored_names.stored_query(query)
         path, query_text = encode_path(bucket, key), encode_query(query)
         payload_hash = hashlib.sha256(body).hexdigest()
         headers = sign_for_store(self._endpoint, method, path, query_text, [], payload_hash, datetime.now(UTC))
         return store_url(self._endpoint, path, query_text), headers
+
+    def _with_keys(self, document: bytes) -> bytes:
+        return stored_names.with_keys(document) if self._endpoint.aliases_keys else document
 
     def _refused(self, method: str, bucket: str, key: str, answer: StoreAnswer) -> ObjectStoreError:
         text = answer.body[:300].decode("utf-8", "replace")

@@ -6,6 +6,7 @@ Where: `front` opens it when the service starts and sends every request through 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import aiohttp
 
@@ -13,6 +14,8 @@ from clary.base.clock import Clock
 from clary.base.errors import WireError
 from clary.contract import sigv4
 from clary.contract.launch_plan import Endpoint
+from clary.contract.object_store import stored_names
+from clary.control.objects.copying import COPY_SOURCE
 from clary.control.objects.incoming_body import IncomingBody
 from clary.control.objects.outgoing_bodies import Outgoing
 from clary.control.objects.s3_request import S3Request
@@ -45,6 +48,11 @@ class StoreLink:
         """The store's region."""
         return self._endpoint.region
 
+    @property
+    def aliases_keys(self) -> bool:
+        """Whether keys that the store would take for other keys have names of their own there (`stored_names`)."""
+        return self._endpoint.aliases_keys
+
     async def open(self) -> None:
         """Open the pool of connections; the store need not answer yet."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=STORE_TIMEOUT_S)
@@ -69,14 +77,23 @@ class StoreLink:
         Raises: WireError ServiceUnavailable, or the error of the client's body.
         """
         assert self._session is not None, "open() has not been called"
-        query = encode_query([(name, value) for name, value in asked.query if not name.lower().startswith("x-amz-")])
+        parameters = [(name, value) for name, value in asked.query if not name.lower().startswith("x-amz-")]
+        path, given = asked.path, outgoing.headers
+        if self.aliases_keys:
+            parameters = stored_names.stored_query(parameters)
+            path = replace(asked, key=stored_names.stored_name(asked.key)).path
+            given = [
+                (name, stored_names.stored_copy_source(value) if name == COPY_SOURCE else value)
+                for name, value in given
+            ]
+        query = encode_query(parameters)
         headers = sign_for_store(
-            self._endpoint, asked.method, asked.path, query, outgoing.headers, outgoing.payload_hash, self._clock.now()
+            self._endpoint, asked.method, path, query, given, outgoing.payload_hash, self._clock.now()
         )
         try:
             return await self._session.request(
                 asked.method,
-                store_url(self._endpoint, asked.path, query),
+                store_url(self._endpoint, path, query),
                 headers=headers,
                 data=outgoing.data,
                 expect100=outgoing.expect_continue,

@@ -73,9 +73,9 @@ def test_headers_that_a_url_of_version_2_holds_are_no_parameters() -> None:
 
 @given(
     st.lists(
-        st.text(st.characters(exclude_characters="/\\\0", exclude_categories=["Cs"]), min_size=1, max_size=20).filter(
-            lambda part: part not in (".", "..", ".uploads", ".versions") and not part.endswith(".versions")
-        ),
+        st.text(
+            st.characters(exclude_characters="/\0\U0010fffd", exclude_categories=["Cs"]), min_size=0, max_size=10
+        ).filter(lambda part: part not in (".", "..", ".uploads", ".versions") and not part.endswith(".versions")),
         min_size=1,
         max_size=5,
     )
@@ -90,22 +90,21 @@ def test_every_storable_key_survives_encoding_and_parsing(parts: list[str]) -> N
 @pytest.mark.parametrize(
     "key",
     [
-        "/a",
-        "a//b",
-        "//",
         "./a",
         "a/.",
         "a/../b",
+        "a//..",
         "..",
-        "a\\b",
         "a\0",
+        "a\U0010fffd",
+        "\\" * 52,
         ".uploads",
         "a/.versions",
         "k.versions/1",
         "s" * 256,
     ],
 )
-def test_a_key_that_the_store_would_alias_is_refused_for_writes_and_absent_for_reads(key: str) -> None:
+def test_a_key_that_the_store_can_not_hold_is_refused_for_writes_and_absent_for_reads(key: str) -> None:
     path = "/bucket/" + quote(key, safe="/")
     assert refused(parse_request, "PUT", path, "") == ("InvalidArgument", 400)
     assert refused(parse_request, "DELETE", path, "") == ("InvalidArgument", 400)
@@ -115,7 +114,7 @@ def test_a_key_that_the_store_would_alias_is_refused_for_writes_and_absent_for_r
 
 def test_encoded_slashes_give_the_same_key_as_plain_ones() -> None:
     assert parse_request("GET", "/bucket/a%2Fb", "").path == "/bucket/a/b"
-    assert refused(parse_request, "PUT", "/bucket/a%2F%2Fb", "") == ("InvalidArgument", 400)
+    assert parse_request("PUT", "/bucket/a%2F%2Fb", "").key == "a//b"
     assert refused(parse_request, "PUT", "/bucket/%2e%2e/b", "") == ("InvalidArgument", 400)
 
 
@@ -130,8 +129,8 @@ def test_key_that_is_not_utf8_is_refused(path: str) -> None:
     assert refused(parse_request, "GET", path, "") == ("InvalidURI", 400)
 
 
-@pytest.mark.parametrize("prefix", ["/a", "a%2F%2Fb", "a%5Cb", "%00"])
-def test_a_prefix_of_aliased_keys_is_accepted_for_reads_alone(prefix: str) -> None:
+@pytest.mark.parametrize("prefix", ["a%F4%8F%BF%BD", "%00"])
+def test_a_prefix_of_keys_that_the_store_can_not_hold_is_accepted_for_reads_alone(prefix: str) -> None:
     assert parse_request("GET", "/bucket", f"list-type=2&prefix={prefix}").has_unstorable_prefix
     assert refused(parse_request, "DELETE", "/bucket", f"prefix={prefix}") == ("InvalidArgument", 400)
     assert not parse_request("GET", "/bucket", "list-type=2&prefix=a/b").has_unstorable_prefix
@@ -165,11 +164,11 @@ def test_a_copy_source_with_a_version_is_accepted() -> None:
 @pytest.mark.parametrize("source", ["bucket%2Fa%20b.txt", "%2Fbucket%2Fa%20b.txt", "/bucket/a%20b.txt?versionId=x"])
 def test_a_copy_source_may_encode_its_slashes(source: str) -> None:
     assert s3_request.check_copy_source(source) == ("bucket", "a b.txt")
-    assert refused(s3_request.check_copy_source, "bucket%2Fa%2F%2Fb") == ("NoSuchKey", 404)
+    assert s3_request.check_copy_source("bucket%2Fa%2F%2Fb") == ("bucket", "a//b")
     assert s3_request.check_copy_source("bucket%2Fa%252Fb%3Fc") == ("bucket", "a%2Fb?c")
 
 
-@pytest.mark.parametrize("key", ["a//b", "a&#47;/b", "<![CDATA[a//b]]>", "a/<!-- -->/b", "&#97;//b"])
+@pytest.mark.parametrize("key", ["a/../b", "a&#47;../b", "<![CDATA[a/../b]]>", "a/.<!-- -->./b", "&#97;/../b"])
 def test_a_bad_key_is_found_in_a_deletion_however_it_is_encoded(key: str) -> None:
     document = f"<Delete><Object><Key>fine</Key></Object><Object><Key>{key}</Key></Object></Delete>"
     assert refused(s3_request.check_delete_objects, document.encode()) == ("InvalidArgument", 400)

@@ -8,7 +8,7 @@ from own_pages import FewParts
 from clary.base.errors import WireError
 from clary.contract import sigv4
 from clary.contract.launch_plan import Credentials
-from clary.control.objects.deletion_limit import MOST_OF_A_KEY, DeletionLimit
+from clary.control.objects.deletions.deletion_limit import MOST_OF_A_KEY, DeletionLimit
 from clary.control.server.aws_handler import AwsHandler
 from clary.control.server.edge.gates import STRANGER_BODY_BYTES, Admission, Refusal
 from clary.control.server.edge.guesses import MAX_WRONG
