@@ -70,6 +70,10 @@ def test_v2_generic_estimator_shards_channels_and_reports_the_users_own_failure(
     assert all(item["arguments"] == ["--flag", "a b"] for item in seen)
     assert all(item["hyperparameters"] == {"x": "1", "flag": "True"} for item in seen)
     assert all(item["marker"] == "set by the user" for item in seen)
+    assert all(item["channels"]["slashed"] == ["part-1.csv"] for item in seen)
+    assert facts["uploaded"].endswith("/generic/slashed//part-1.csv"), "the SDK's own key, with an empty part"
+    # S3Downloader.list joins bucket and key itself, and drops the second slash.
+    assert (facts["listed"], facts["read"]) == ([facts["uploaded"].replace("slashed//", "slashed/")], "1\n")
     assert "my own words" in facts["failure"]
     assert "exit code: 7" in facts["failure"]
 

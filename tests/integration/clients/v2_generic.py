@@ -1,4 +1,4 @@
-"""SDK v2: the generic Estimator with its own entry point, channels of three kinds, and a failing job."""
+"""SDK v2: the generic Estimator with its own entry point, channels of four kinds, and a failing job."""
 
 import os
 import tempfile
@@ -8,6 +8,7 @@ from common_client import CPU_TYPE, ROLE, SOURCE, report
 from sagemaker.estimator import Estimator
 from sagemaker.exceptions import UnexpectedStatusException
 from sagemaker.inputs import TrainingInput
+from sagemaker.s3 import S3Downloader, S3Uploader
 
 session = sagemaker.Session()
 with tempfile.TemporaryDirectory() as folder:
@@ -15,6 +16,8 @@ with tempfile.TemporaryDirectory() as folder:
         with open(os.path.join(folder, f"part-{index}.csv"), "w") as file:
             file.write(f"{index}\n")
     data = session.upload_data(folder, key_prefix="generic/data")
+    slashed = f"s3://{session.default_bucket()}/generic/slashed/"
+    uploaded = S3Uploader.upload(os.path.join(folder, "part-1.csv"), slashed, sagemaker_session=session)
     script = session.upload_data(os.path.join(SOURCE, "facts.py"), key_prefix="generic/script")
 
 estimator = Estimator(
@@ -32,6 +35,7 @@ estimator.fit(
     {
         "sharded": TrainingInput(data, distribution="ShardedByS3Key"),
         "single": TrainingInput(data + "/part-3.csv"),
+        "slashed": slashed,
         "script": script,
     },
     wait=True,
@@ -50,4 +54,10 @@ try:
     failure = "no failure"
 except UnexpectedStatusException as error:
     failure = str(error)
-report(name=estimator.latest_training_job.name, failure=failure)
+report(
+    name=estimator.latest_training_job.name,
+    failure=failure,
+    uploaded=uploaded,
+    listed=S3Downloader.list(slashed, sagemaker_session=session),
+    read=S3Downloader.read_file(uploaded, sagemaker_session=session),
+)
