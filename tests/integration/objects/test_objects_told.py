@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from objects_service import BUCKET, REGION, Service, ServiceThread, read, refusal
+from objects_service import BUCKET, REGION, Service, ServiceThread, read, refusal, send
 
 KMS = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "arn:aws:kms:us-west-2:1:key/mine"}
 
@@ -161,3 +162,14 @@ def test_object_attributes_return_checksums_and_parts(s3: Any, key: str) -> None
     found = s3.get_object_attributes(Bucket=BUCKET, Key=key, ObjectAttributes=wanted)
     assert found["Checksum"] == {"ChecksumCRC32": done["ChecksumCRC32"], "ChecksumType": "COMPOSITE"}
     assert found["ObjectParts"]["TotalPartsCount"] == 1
+
+
+def test_a_page_that_was_stored_as_an_object_has_an_origin_of_its_own(service: Service, s3: Any, key: str) -> None:
+    s3.put_object(Bucket=BUCKET, Key=key, Body=b"<script>1</script>", ContentType="text/html")
+    url = s3.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": key})
+    with urllib.request.urlopen(url) as answer:
+        assert answer.headers["Content-Type"] == "text/html"
+        assert answer.headers.get_all("Content-Security-Policy") == ["sandbox allow-scripts"]
+        assert answer.headers.get_all("X-Content-Type-Options") == ["nosniff"]
+    for path in (f"/{BUCKET}?list-type=2", f"/{BUCKET}/never", f"/{BUCKET}/{key}?acl"):
+        assert send(service, "GET", path).headers["content-security-policy"] == "sandbox allow-scripts"

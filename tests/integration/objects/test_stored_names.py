@@ -10,7 +10,21 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from objects_service import BUCKET, MIB, NARROW, NARROW_PLACE, Service, ServiceThread, keys_under, read, refusal, send
+from objects_service import (
+    BUCKET,
+    MIB,
+    NARROW,
+    NARROW_PLACE,
+    Service,
+    ServiceThread,
+    crc32,
+    crc32c,
+    crc64nvme,
+    keys_under,
+    read,
+    refusal,
+    send,
+)
 
 from clary.contract import sigv4
 from clary.contract.object_store import ObjectStore
@@ -182,3 +196,93 @@ def test_the_body_of_an_object_is_never_rewritten(service: Service, plain: Any, 
     assert read(plain, f"{key}//x") == content
     answer = send(service, "GET", f"/{BUCKET}/{key}//x", payload_hash=sigv4.UNSIGNED_PAYLOAD)
     assert answer.body == content
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        "<Key>narrow/vic<Key>{own}</Key>tim</Key>",
+        "<Key>narrow/victim<x/></Key>",
+        "<Key>{own}</Key><Key>narrow/victim</Key>",
+        "<Key>{own}</Key><VersionId>../../victim</VersionId>",
+        "<x:Key xmlns:x='y'>narrow/victim</x:Key><Key>{own}</Key>",
+    ],
+)
+def test_a_deletion_reaches_no_key_but_those_that_were_checked(service: Service, plain: Any, named: str) -> None:
+    plain.put_object(Bucket=BUCKET, Key="narrow/victim", Body=b"kept")
+    own = f"{NARROW_PLACE}/mine"
+    body = f"<Delete><Object>{named.format(own=own)}</Object></Delete>".encode()
+    answer = send(service, "POST", f"/{BUCKET}?delete=", body=body, credentials=NARROW)
+    assert answer.status in (400, 403)
+    assert read(plain, "narrow/victim") == b"kept"
+
+
+@pytest.mark.parametrize("condition", ["Size", "LastModifiedTime"])
+def test_a_deletion_with_a_condition_that_the_store_ignores_deletes_nothing(
+    service: Service, plain: Any, key: str, condition: str
+) -> None:
+    plain.put_object(Bucket=BUCKET, Key=f"{key}/x", Body=b"kept")
+    entry = f"<Key>{key}/x</Key><{condition}>1</{condition}>"
+    body = f"<Delete><Object>{entry}</Object></Delete>".encode()
+    answer = send(service, "POST", f"/{BUCKET}?delete=", body=body)
+    assert (answer.status, answer.code) == (501, "NotImplemented")
+    assert read(plain, f"{key}/x") == b"kept"
+
+
+def test_deletions_name_keys_with_line_ends_and_in_other_encodings_as_they_are(
+    service: Service, plain: Any, key: str
+) -> None:
+    names = [f"{key}/Icon\r", f"{key}/Icon\n", f"{key}/a\tb", f"{key}//x"]
+    for name in names:
+        plain.put_object(Bucket=BUCKET, Key=name, Body=b"1")
+    kept = names.pop(1)
+    answer = plain.delete_objects(Bucket=BUCKET, Delete={"Objects": [{"Key": name} for name in names]})
+    assert sorted(entry["Key"] for entry in answer["Deleted"]) == sorted(names)
+    assert keys_under(plain, f"{key}/") == [kept]
+    for number, text in enumerate(("\u00fc", "sp  ace")):
+        plain.put_object(Bucket=BUCKET, Key=f"{key}/{text}", Body=b"1")
+        encoding = ("ISO-8859-1", "UTF-8")[number]
+        body = f'<?xml version="1.0" encoding = "{encoding}"?><Delete><Object><Key>{key}/{text}</Key></Object></Delete>'
+        assert send(service, "POST", f"/{BUCKET}?delete=", body=body.encode(encoding)).status == 200
+        assert keys_under(plain, f"{key}/") == [kept]
+
+
+@pytest.mark.parametrize("name", ["x-amz-checksum-crc32c", "x-amz-checksum-crc64nvme", "x-amz-checksum-crc32"])
+def test_every_checksum_of_a_deletion_is_checked(service: Service, plain: Any, key: str, name: str) -> None:
+    plain.put_object(Bucket=BUCKET, Key=f"{key}/x", Body=b"1")
+    body = f"<Delete><Object><Key>{key}/x</Key></Object></Delete>".encode()
+    make = {"32c": crc32c, "vme": crc64nvme, "c32": crc32}[name[-3:]]
+    answer = send(service, "POST", f"/{BUCKET}?delete=", body=body, headers={name: make(body + b" ")})
+    assert (answer.status, answer.code) == (400, "BadDigest")
+    assert send(service, "POST", f"/{BUCKET}?delete=", body=body, headers={name: make(body)}).status == 200
+
+
+@pytest.mark.parametrize("prefix", ["a/.", "a/[", "."])
+def test_a_prefix_lists_and_removes_only_keys_that_begin_with_it(plain: Any, key: str, prefix: str) -> None:
+    bucket = f"b{key}{'abc'[['a/.', 'a/[', '.'].index(prefix)]}"
+    plain.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    for name in ("a//b", "a/\\x", "/b", "a/.env", "a/[1]", ".profile"):
+        plain.put_object(Bucket=bucket, Key=name, Body=b"1")
+    expected = {"a/.": ["a/.env"], "a/[": ["a/[1]"], ".": [".profile"]}[prefix]
+    for arguments in ({}, {"Delimiter": "/"}):
+        listed = plain.list_objects_v2(Bucket=bucket, Prefix=prefix, **arguments)
+        assert [entry["Key"] for entry in listed["Contents"]] == expected
+        assert (listed["KeyCount"], "CommonPrefixes" in listed) == (1, False)
+    assert [entry["Key"] for entry in plain.list_objects(Bucket=bucket, Prefix=prefix)["Contents"]] == expected
+    found = plain.list_object_versions(Bucket=bucket, Prefix=prefix)["Versions"]
+    assert [entry["Key"] for entry in found] == expected
+
+
+def test_a_page_has_at_most_a_thousand_keys_whatever_is_asked(service: Service, plain: Any) -> None:
+    asked = []
+    for query in ("list-type=2&max-keys=5000", "max-keys=5000", "uploads&max-uploads=5000"):
+        answer = send(service, "GET", f"/{BUCKET}?{query}")
+        asked.append(b">1000</Max" in answer.body)
+    assert asked == [True, True, True]
+
+
+def test_agents_list_only_keys_that_begin_with_the_prefix(service: Service, plain: Any, key: str) -> None:
+    for name in ("a//b", "a/.env"):
+        plain.put_object(Bucket=BUCKET, Key=f"{key}/{name}", Body=b"1")
+    with ObjectStore(service.store) as store:
+        assert [info.key for info in store.list_objects(BUCKET, f"{key}/a/.")] == [f"{key}/a/.env"]

@@ -230,7 +230,7 @@ class FolderMirror(Worker):
         return ""
 
     def _key(self, name: str) -> str:
-        return f"{self._uri.key.rstrip('/')}/{name}".lstrip("/")
+        return self._uri.child(name).key
 
 
 class _Bounded:

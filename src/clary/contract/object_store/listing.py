@@ -43,6 +43,7 @@ def pages_of(exchange: Exchange, bucket: str, query: Mapping[str, str]) -> Itera
         query: `prefix`, `delimiter` and `start-after` of the listing.
     Raises: ObjectStoreError.
     """
+    prefix = query.get("prefix", "")
     asked = {"list-type": "2", "encoding-type": "url", **query}
     while True:
         request = S3Request(method="GET", bucket=bucket, query=asked)
@@ -52,7 +53,10 @@ def pages_of(exchange: Exchange, bucket: str, query: Mapping[str, str]) -> Itera
                 return _page(exchange.with_keys(response.read_all()))
 
         page = exchange.retrying(attempt, request)
-        yield page
+        yield Listing(
+            [info for info in page.objects if info.key.startswith(prefix)],
+            [folder for folder in page.folders if folder.startswith(prefix)],
+        )
         if not page.next_token:
             return
         asked = {**asked, "continuation-token": page.next_token}

@@ -47,6 +47,11 @@ def stored_copy_source(value: str) -> str:
     return f"/{bucket}/{quote(stored_name(key))}{mark}{version}"
 
 
+def may_match_others(prefix: str) -> bool:
+    """Whether the store may list keys that do not begin with a prefix, because it ends as a replacement begins."""
+    return prefix.endswith(_BACKSLASH[0]) or prefix.rpartition("/")[2] == _EMPTY_PART[0]
+
+
 def with_keys(document: bytes) -> bytes:
     """Return an XML document of the store that names keys in place of stored names, also where it encodes them."""
     if _MARK_UTF8 not in document and _MARK_ENCODED not in document:

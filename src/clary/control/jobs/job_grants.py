@@ -78,10 +78,10 @@ def places_in(text: str) -> Iterator[Place]:
     """Yield every place that a text names as s3://bucket/key, also within JSON and command lines."""
     for pattern in (_WHOLE, _WORD):
         for found in pattern.finditer(text[:MAX_TEXT]):
-            key = (found[2] or "").strip("/").rstrip()
+            key = (found[2] or "").removeprefix("/").rstrip()
             wildcard = _WILDCARD.search(key)
             # For s3://bucket/data/*.csv the place is the folder.
-            yield Place(found[1], key if wildcard is None else key[: wildcard.start()].rpartition("/")[0])
+            yield _folder(found[1], key if wildcard is None else key[: wildcard.start()].rpartition("/")[0])
 
 
 def _reads(request: JobRequest) -> Iterator[Place]:
@@ -139,7 +139,13 @@ def _text_of(value: str) -> Iterator[str]:
 
 def _place(uri: str, *, is_prefix: bool = False) -> Place:
     bucket, _, key = uri.partition("://")[2].partition("/")
-    return Place(bucket, key.lstrip("/") if is_prefix else key.strip("/"), is_prefix)
+    return Place(bucket, key, True) if is_prefix else _folder(bucket, key)
+
+
+def _folder(bucket: str, key: str) -> Place:
+    """Return the place of a key and of all keys below it; `//` names the keys that begin with a slash, not all keys."""
+    stripped = key.rstrip("/")
+    return Place(bucket, stripped) if stripped or not key else Place(bucket, key, True)
 
 
 def _lowered(names: Iterable[str]) -> frozenset[str]:

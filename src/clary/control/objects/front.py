@@ -22,7 +22,7 @@ from clary.base.errors import WireError
 from clary.contract import sigv4
 from clary.contract.launch_plan import Endpoint
 from clary.contract.object_store import stored_names
-from clary.control.objects import bucket_regions, completed_answers, copying, encryption, s3_request
+from clary.control.objects import bucket_regions, completed_answers, copying, encryption, listed_entries, s3_request
 from clary.control.objects.authentication import Caller, FindSecret, authenticate
 from clary.control.objects.deletions.deletion_limit import DeletionLimit
 from clary.control.objects.empty_listings import empty_listing
@@ -378,6 +378,9 @@ class S3Front:
         content = await read_listing(answer)
         if self._store.aliases_keys:
             content = stored_names.with_keys(content)
+            prefix = next((value for name, value in asked.query if name == "prefix"), "")
+            if stored_names.may_match_others(prefix):
+                content = listed_entries.keep_entries(content, lambda key: key.startswith(prefix))
         return completed_answers.with_encoded_markers(content) if self._names_markers_wrongly(asked) else content
 
     def _refuse_where_full(self, answer: aiohttp.ClientResponse) -> None:
@@ -398,7 +401,7 @@ class S3Front:
         is_attributes, is_location = completed_answers.asks_attributes(asked), bucket_regions.is_location(asked)
         is_known = is_attributes or is_location or completed_answers.completes_upload(asked)
         if answer.status != http.HTTPStatus.OK or not is_known:
-            return stored_names.with_keys(await read_listing(answer)) if names_keys else None
+            return await self._listing(asked, answer) if names_keys else None
         content = b""
         async for piece in answer.content.iter_any():
             content += piece

@@ -31,6 +31,10 @@ BUCKET_REGION = "x-amz-bucket-region"
 MAX_LISTING_BYTES = 8 * 1024 * 1024  # enough for 1000 keys of 1 KiB, escaped, with metadata
 RETRY_AFTER_S = 1
 
+# Objects share their address with the console. A page that a job stored must not act with the owner's session: in a
+# sandbox a page has an origin of its own, to which browsers send no cookie of the console.
+_HARMLESS = {"Content-Security-Policy": "sandbox allow-scripts", "X-Content-Type-Options": "nosniff"}
+
 _NOT_RETURNED = frozenset(
     ["connection", "keep-alive", "transfer-encoding", "trailer", "upgrade", "date", "server", MARK]
 )
@@ -63,7 +67,7 @@ async def relay(
     response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=CIMultiDict(headers))
     if _CHECKSUM_TYPE not in names and any(name.startswith(_CHECKSUM) for name in names - _NO_CHECKSUM):
         response.headers[_CHECKSUM_TYPE] = "FULL_OBJECT"  # the store sends the type only for multipart objects
-    for name, value in added:
+    for name, value in (*added, *_HARMLESS.items()):
         response.headers[name] = value
     response.headers["X-Amzn-RequestId"] = request_id(request)
     if request.body_exists and not request.content.at_eof():
@@ -109,7 +113,7 @@ def whole(request: web.BaseRequest, status: int, content: bytes = b"") -> web.Re
         status=status,
         body=content,
         content_type="application/xml" if content else None,
-        headers={"x-amz-request-id": own_id, "X-Amzn-RequestId": own_id},
+        headers={"x-amz-request-id": own_id, "X-Amzn-RequestId": own_id, **_HARMLESS},
     )
     _close_after_rest(request, response)
     return response

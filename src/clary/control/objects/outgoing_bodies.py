@@ -15,10 +15,9 @@ from aiohttp import web
 
 from clary.base.errors import WireError
 from clary.contract import sigv4
-from clary.contract.object_store.stored_names import stored_name
-from clary.control.objects import payloads, s3_request
+from clary.control.objects import payloads
 from clary.control.objects.authentication import Caller
-from clary.control.objects.deletions.deletion_bodies import named_in_store
+from clary.control.objects.deletions import deletion_bodies
 from clary.control.objects.encryption import Encryption
 from clary.control.objects.front_answers import without_framing
 from clary.control.objects.incoming_body import IncomingBody
@@ -119,7 +118,7 @@ def _unframed(headers: list[tuple[str, str]], caller: Caller, body: IncomingBody
 
 
 async def look_at_deleted_keys(outgoing: Outgoing, permit: Permit, *, aliases_keys: bool) -> Outgoing:
-    """Read a DeleteObjects body, which is small, as a whole, and check its keys before it is sent to the store.
+    """Read a DeleteObjects body, which is small, as a whole, check its keys and write it anew for the store.
 
     Args:
         outgoing: headers and body of the request.
@@ -138,17 +137,19 @@ async def look_at_deleted_keys(outgoing: Outgoing, permit: Permit, *, aliases_ke
     if outgoing.data is not None and not isinstance(outgoing.data, bytes):
         async for piece in outgoing.data:
             content += piece
-            if len(content) > s3_request.MAX_DELETE_BYTES:
+            if len(content) > deletion_bodies.MAX_BYTES:
                 raise WireError(
-                    "MalformedXML", f"The XML you provided is longer than {s3_request.MAX_DELETE_BYTES} bytes."
+                    "MalformedXML", f"The XML you provided is longer than {deletion_bodies.MAX_BYTES} bytes."
                 )
-    # A thread checks the elements, which may be thousands, so that other requests are answered meanwhile.
-    keys = await asyncio.to_thread(s3_request.check_delete_objects, content)
-    permit.check_deleted(keys)
-    if aliases_keys and any(stored_name(key) != key for key in keys):
-        headers, content = await asyncio.to_thread(named_in_store, outgoing.headers, content)
-        outgoing = replace(outgoing, headers=headers, payload_hash=hashlib.sha256(content).hexdigest())
-    return replace(outgoing, data=content, expect_continue=False)
+    # A thread parses the elements, which may be thousands, so that other requests are answered meanwhile.
+    await asyncio.to_thread(deletion_bodies.check_digests, outgoing.headers, content)
+    deletion = await asyncio.to_thread(deletion_bodies.read_deletion, content)
+    permit.check_deleted(deletion.keys)
+    headers, body = await asyncio.to_thread(
+        deletion_bodies.written, deletion, outgoing.headers, aliases_keys=aliases_keys
+    )
+    digest = hashlib.sha256(body).hexdigest()
+    return replace(outgoing, headers=headers, payload_hash=digest, data=body, expect_continue=False)
 
 
 def content_length(request: web.BaseRequest, headers: dict[str, str]) -> int | None:

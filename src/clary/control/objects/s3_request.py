@@ -15,7 +15,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
-from xml.parsers import expat
 
 from clary.base.errors import WireError
 from clary.contract.object_store.stored_names import MARK, stored_name
@@ -23,10 +22,13 @@ from clary.control.objects.store_client import encode_path
 
 MAX_KEY_BYTES = 1024  # S3 API reference, "Creating object key names"
 MAX_SEGMENT_BYTES = 255  # SeaweedFS: longest file name
-MAX_DELETE_BYTES = 2 * 1024 * 1024  # S3 API reference, DeleteObjects: 1000 keys
+MAX_STORED_BYTES = 2048  # of a stored name, so that a page of a listing has a known size
+MAX_PAGE = 1000  # S3 API reference, ListObjectsV2, ListMultipartUploads
 
 _BUCKET_NAME = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _IP_ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}")
+_PAGE_SIZES = frozenset({"max-keys", "max-uploads"})
+_MAX_DIGITS = 10  # S3 refuses larger numbers
 _UPLOAD_IDS = frozenset({"uploadid", "upload-id-marker"})
 _VERSION_IDS = frozenset({"versionid", "version-id-marker"})
 _PARTS_OF_PATHS = frozenset("/\\\0")
@@ -171,45 +173,13 @@ def check_copy_source(value: str) -> tuple[str, str]:
     return bucket, key
 
 
-def check_delete_objects(body: bytes) -> list[str]:
-    """Return the keys of a DeleteObjects body; one bad key refuses the request, and nothing is deleted.
+def check_version(version: str) -> None:
+    """Check the id of a version; an empty text is none.
 
-    Raises: WireError MalformedXML, InvalidArgument or KeyTooLongError.
+    Raises: WireError InvalidArgument for an id that would lead the store to another file than the one of this version.
     """
-    keys: list[str] = []
-    texts: list[str] | None = None
-
-    def start(name: str, _attributes: dict[str, str]) -> None:
-        nonlocal texts
-        texts = [] if name.rpartition(":")[2] == "Key" else texts
-
-    def text(data: str) -> None:
-        if texts is not None:
-            texts.append(data)
-
-    def end(name: str) -> None:
-        nonlocal texts
-        if texts is not None and name.rpartition(":")[2] == "Key":
-            keys.append("".join(texts))
-            texts = None
-
-    def doctype(*_: object) -> None:
-        raise WireError("MalformedXML", "The XML you provided must not have a document type.")
-
-    parser = expat.ParserCreate()
-    parser.StartElementHandler = start
-    parser.CharacterDataHandler = text
-    parser.EndElementHandler = end
-    parser.StartDoctypeDeclHandler = doctype
-    try:
-        parser.Parse(body, True)
-    except expat.ExpatError as error:
-        raise WireError(
-            "MalformedXML", f"The XML you provided was not well-formed or did not validate: {error}."
-        ) from error
-    for key in keys:
-        check_key(key, is_read=False)
-    return keys
+    if _is_path(version):
+        raise WireError("InvalidArgument", f"Invalid version id specified: {version[:80]!r}.")
 
 
 def _decode_key(raw_key: str) -> str:
@@ -231,24 +201,32 @@ def _parse_query(raw_query: str) -> tuple[tuple[str, str], ...]:
         except UnicodeError as error:
             raise WireError("InvalidURI", "Couldn't parse the specified URI: the query is not UTF-8.") from error
         if not _is_authentication(pair[0]):
-            pairs.append(pair)
+            pairs.append((pair[0], _capped(*pair)))
     return tuple(pairs)
 
 
 def _check_ids(query: Sequence[tuple[str, str]]) -> None:
     """Refuse ids that would lead the store to another file than the one of this upload or version."""
     for name, value in query:
-        is_upload, is_version = name.lower() in _UPLOAD_IDS, name.lower() in _VERSION_IDS
-        if not (is_upload or is_version) or (value not in (".", "..") and not set(value) & _PARTS_OF_PATHS):
-            continue
-        if is_upload:
+        if name.lower() in _VERSION_IDS:
+            check_version(value)
+        elif name.lower() in _UPLOAD_IDS and _is_path(value):
             raise WireError(
                 "NoSuchUpload",
                 "The specified upload does not exist. The upload ID may be invalid, or the upload may have been "
                 "aborted or completed.",
                 http_status=404,
             )
-        raise WireError("InvalidArgument", f"Invalid version id specified: {value[:80]!r}.")
+
+
+def _is_path(identifier: str) -> bool:
+    return identifier in (".", "..") or bool(set(identifier) & _PARTS_OF_PATHS)
+
+
+def _capped(name: str, value: str) -> str:
+    """Return the value of a parameter; a page has at most MAX_PAGE entries, whatever is asked, as in S3."""
+    is_number = name in _PAGE_SIZES and value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS
+    return str(min(int(value), MAX_PAGE)) if is_number else value
 
 
 _VERSION_2 = frozenset({"AWSAccessKeyId", "Signature"})  # parameters that show that a URL is signed by version 2
@@ -280,7 +258,10 @@ def _why_not_storable(key: str) -> str | None:
         return "keys with null bytes can not be stored"
     if MARK in key:
         return "keys with the character U+10FFFD can not be stored"
-    segments = stored_name(key).split("/")
+    stored = stored_name(key)
+    if len(stored.encode()) > MAX_STORED_BYTES:
+        return "keys with so many empty parts ('//') or backslashes can not be stored"
+    segments = stored.split("/")
     folders = segments[:-1]
     if "." in segments or ".." in segments:
         return "keys with a part '.' or '..' can not be stored"

@@ -26,6 +26,7 @@ from clary.base.errors import ObjectStoreError
 from clary.contract import sigv4
 from clary.contract.launch_plan import Endpoint
 from clary.contract.object_store import stored_names
+from clary.control.objects import listed_entries
 
 TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
@@ -124,7 +125,7 @@ class StoreClient:
                     if len(content) > MAX_ANSWER_BYTES:
                         raise self._too_long(method, bucket, key)
                 is_listing = method == "GET" and not key
-                document = self._with_keys(bytes(content)) if is_listing else bytes(content)
+                document = self._with_keys(bytes(content), dict(query)) if is_listing else bytes(content)
                 return StoreAnswer(status=response.status, headers=response.headers, body=document)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise self.unanswered(method, bucket, key, error) from error
@@ -205,8 +206,13 @@ class StoreClient:
         headers = sign_for_store(self._endpoint, method, path, query_text, [], payload_hash, datetime.now(UTC))
         return store_url(self._endpoint, path, query_text), headers
 
-    def _with_keys(self, document: bytes) -> bytes:
-        return stored_names.with_keys(document) if self._endpoint.aliases_keys else document
+    def _with_keys(self, document: bytes, query: dict[str, str]) -> bytes:
+        if not self._endpoint.aliases_keys:
+            return document
+        document, prefix = stored_names.with_keys(document), query.get("prefix", "")
+        if not stored_names.may_match_others(prefix):
+            return document
+        return listed_entries.keep_entries(document, lambda key: key.startswith(prefix))
 
     def _refused(self, method: str, bucket: str, key: str, answer: StoreAnswer) -> ObjectStoreError:
         text = answer.body[:300].decode("utf-8", "replace")

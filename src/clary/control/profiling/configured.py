@@ -83,8 +83,8 @@ def object_prefix(output_path: str, job_name: str, rule_name: str) -> tuple[str,
     """
     bucket, _, prefix = output_path.removeprefix("s3://").partition("/")
     folder = _IN_KEY.sub("-", rule_name).strip(".-") or "rule"
-    parts = (prefix.strip("/"), job_name, "rule-output", folder, "profiler-output", "")
-    return bucket, "/".join(part for index, part in enumerate(parts) if part or index)
+    parts = (prefix.rstrip("/"), job_name, "rule-output", folder, "profiler-output", "")
+    return bucket, "/".join(parts if prefix else parts[1:])
 
 
 def _configured(configuration: Mapping[str, Any]) -> ConfiguredRule:

@@ -166,20 +166,3 @@ def test_a_copy_source_may_encode_its_slashes(source: str) -> None:
     assert s3_request.check_copy_source(source) == ("bucket", "a b.txt")
     assert s3_request.check_copy_source("bucket%2Fa%2F%2Fb") == ("bucket", "a//b")
     assert s3_request.check_copy_source("bucket%2Fa%252Fb%3Fc") == ("bucket", "a%2Fb?c")
-
-
-@pytest.mark.parametrize("key", ["a/../b", "a&#47;../b", "<![CDATA[a/../b]]>", "a/.<!-- -->./b", "&#97;/../b"])
-def test_a_bad_key_is_found_in_a_deletion_however_it_is_encoded(key: str) -> None:
-    document = f"<Delete><Object><Key>fine</Key></Object><Object><Key>{key}</Key></Object></Delete>"
-    assert refused(s3_request.check_delete_objects, document.encode()) == ("InvalidArgument", 400)
-    spaced = f'<s:Delete xmlns:s="x"><s:Object><s:Key >{key}</s:Key ></s:Object></s:Delete>'
-    assert refused(s3_request.check_delete_objects, spaced.encode()) == ("InvalidArgument", 400)
-
-
-@pytest.mark.parametrize("document", [b"", b"<Delete>", b"no xml", b"<!DOCTYPE a []><Delete/>", b"\xff\xfe"])
-def test_broken_deletion_is_refused(document: bytes) -> None:
-    assert refused(s3_request.check_delete_objects, document) == ("MalformedXML", 400)
-
-
-def test_a_good_deletion_is_accepted() -> None:
-    s3_request.check_delete_objects("<Delete><Object><Key>a &amp; ü/b</Key></Object></Delete>".encode())

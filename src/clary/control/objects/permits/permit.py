@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote_plus
 
 from clary.base.errors import WireError
-from clary.control.objects import s3_request
+from clary.control.objects import listed_entries, s3_request
 from clary.control.objects.permits.hidden_markers import HiddenMarkers
 from clary.control.objects.s3_request import S3Request
 from clary.control.permissions import s3_rules
@@ -25,13 +25,9 @@ if TYPE_CHECKING:
 FORBIDDEN = 403
 COPY_SOURCE = "x-amz-copy-source"
 # Values in XML contain no `<`, so these patterns can not match too much.
-_LISTED = re.compile(rb"<(Contents|CommonPrefixes)>.*?</\1>", re.DOTALL)
-_NAME = re.compile(rb"<(?:Key|Prefix)>(.*?)</(?:Key|Prefix)>", re.DOTALL)
 _CONTINUED = re.compile(rb"<(NextMarker|NextContinuationToken)>(.*?)</\1>", re.DOTALL)
 # The store repeats these parameters of the request in its answer.
 _REPEATED = {"Marker": "marker", "StartAfter": "start-after", "ContinuationToken": "continuation-token"}
-_URL_ENCODED = b"<EncodingType>url</EncodingType>"
-_KEY_COUNT = re.compile(rb"<KeyCount>\d+</KeyCount>")
 
 
 class Permit:
@@ -98,17 +94,8 @@ class Permit:
         grants = self._grants
         if grants is None:
             return content
-        is_encoded = _URL_ENCODED in content
-        num_kept = 0
-
-        def keep(found: re.Match[bytes]) -> bytes:
-            nonlocal num_kept
-            named = _NAME.search(found[0])
-            text = "" if named is None else unescape(named[1].decode("utf-8", "replace"))
-            if not grants.may_read(self._bucket, unquote_plus(text) if is_encoded else text):
-                return b""
-            num_kept += 1
-            return found[0]
+        is_encoded = listed_entries.is_encoded(content)
+        kept = listed_entries.keep_entries(content, lambda key: grants.may_read(self._bucket, key))
 
         def hide(found: re.Match[bytes]) -> bytes:
             text = unescape(found[2].decode("utf-8", "replace"))
@@ -116,7 +103,7 @@ class Permit:
                 text = unquote_plus(text)
             return _element(found[1].decode(), self._hidden.hide(self._bucket, self._prefix(), text))
 
-        kept = _CONTINUED.sub(hide, _LISTED.sub(keep, content))
+        kept = _CONTINUED.sub(hide, kept)
         for name, parameter in _REPEATED.items():
             given = next(iter(self._asked.values(parameter)), "")
             told = _element(name, quote(given) if is_encoded and name != "ContinuationToken" else given)
@@ -124,7 +111,7 @@ class Permit:
             _, end, after = rest.partition(f"</{name}>".encode())
             if begin and end:
                 kept = before + told + after
-        return _KEY_COUNT.sub(b"<KeyCount>%d</KeyCount>" % num_kept, kept, count=1)
+        return kept
 
     def _prefix(self) -> str:
         return next(iter(self._asked.values("prefix")), "")

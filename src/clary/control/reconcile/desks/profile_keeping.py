@@ -128,7 +128,9 @@ async def look_at(folder: Path, *, limit_s: float = LIMIT_S) -> str:
 async def _store(folder: Path, s3_path: str, name: str, number: int, objects: ObjectWriter) -> None:
     """Upload a profile's files below <S3OutputPath>/<job>/profiler-output/framework/<number>/, except large ones."""
     place = urlsplit(s3_path)
-    prefix = "/".join(part for part in (place.path.strip("/"), name, "profiler-output/framework", str(number)) if part)
+    above = place.path.removeprefix("/")
+    parts = [above.rstrip("/")] if above else []
+    prefix = "/".join([*parts, name, "profiler-output/framework", str(number)])
     for file in await asyncio.to_thread(_files, folder):
         if file.stat().st_size > MAX_OBJECT_BYTES:
             _log.warning("%s is too long for the object store, and stays at %s", file.name, file)

@@ -153,4 +153,4 @@ def open_s3_files(uri: str, *, cache_bytes: int = CACHE_BYTES, cache_place: Path
     bucket, _, prefix = uri.removeprefix(SCHEME).partition("/")
     if not uri.startswith(SCHEME) or not bucket:
         raise ConfigurationError(f"{uri!r} names no bucket; expected s3://bucket/prefix")
-    return S3Files(open_bucket(bucket), prefix.strip("/"), cache_bytes=cache_bytes, cache_place=cache_place)
+    return S3Files(open_bucket(bucket), prefix.rstrip("/"), cache_bytes=cache_bytes, cache_place=cache_place)

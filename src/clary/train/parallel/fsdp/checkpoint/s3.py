@@ -30,19 +30,19 @@ def is_s3_uri(path: Any) -> bool:
 
 
 def parse_s3_uri(path: str) -> tuple[str, str]:
-    """Return the bucket and the key, without a slash at either end.
+    """Return the bucket and the key, without slashes at its end.
 
     Raises: ValueError if the path is not in S3.
     """
     bucket, _, key = path.removeprefix("s3://").partition("/")
     if not is_s3_uri(path) or not bucket:
         raise ValueError(f"{path!r} is no path in S3; expected s3://bucket/prefix")
-    return bucket, key.strip("/")
+    return bucket, key.rstrip("/")
 
 
 def format_s3_path(bucket: str, key: str) -> str:
     """Return the path of a key."""
-    return f"s3://{bucket}/{key.strip('/')}"
+    return f"s3://{bucket}/{key.rstrip('/')}"
 
 
 def get_s3_region_from_uri(path: str, client: Any = None) -> str:
