@@ -54,6 +54,10 @@ class EgressPolicy:
     own_ports: frozenset[int] = frozenset()
     own_places: frozenset[tuple[Address, int]] = frozenset()
 
+    def names(self, name: str, port: int) -> bool:
+        """Whether an entry of the owner names exactly this target."""
+        return any(entry.name == name and entry.has_port(port) for entry in self.reachable)
+
     def may_ask(self, name: str, port: int, *, is_plain_http: bool = False) -> Decision:
         """Decide before a name is resolved whether any of its addresses could be allowed.
 

@@ -35,7 +35,10 @@ _PARTS_OF_PATHS = frozenset("/\\\0")
 _READING_METHODS = frozenset({"GET", "HEAD"})
 
 
-_BUCKET_HOST = re.compile(r"([a-z0-9][a-z0-9.-]*)\.s3(?:[.-][a-z0-9-]+)?\.amazonaws\.com")
+_REGION = r"[a-z]{2}(?:-[a-z]+)+-\d{1,2}"
+_BUCKET_HOST = re.compile(
+    rf"([a-z0-9][a-z0-9.-]*)\.s3(?:-accelerate|-external-1)?(?:\.dualstack)?(?:[.-]{_REGION})?\.amazonaws\.com"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from functools import partial
 from clary.base.clock import SystemClock
 from clary.control.full_disks import why_full
 from clary.control.objects.front import S3Front
+from clary.control.objects.lookup import ObjectLookup
 from clary.control.server.actions.rehearsal_actions import RehearsalActions
 from clary.control.server.authorization import Authorizer
 from clary.control.server.aws_handler import AwsHandler
@@ -101,9 +102,17 @@ async def open_doors(stack: AsyncExitStack, base: Foundations, core: Core, backu
     stack.push_async_callback(listener.close)
     if ports.tls is not None and ports.proxy is not None:
         own_names = service_names(settings.region)
-        proxy = ConnectProxy(settings.host, tls_port=ports.tls, own_names=own_names, policy=core.egress)
+        has_bucket = partial(_has_bucket, services.objects, settings.account_id)
+        proxy = ConnectProxy(
+            settings.host, tls_port=ports.tls, own_names=own_names, policy=core.egress, has_bucket=has_bucket
+        )
         await proxy.start(ports.proxy)
         stack.push_async_callback(proxy.close)
+
+
+async def _has_bucket(objects: ObjectLookup, account_id: str, bucket: str) -> bool:
+    """Return whether a bucket is this service's: it exists, or has the account's id, as the SDKs' own buckets do."""
+    return account_id in bucket or await objects.has_bucket(bucket)
 
 
 def _aws_handler(base: Foundations, services: Services, keys: JobKeys) -> AwsHandler:

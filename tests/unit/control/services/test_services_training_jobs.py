@@ -245,6 +245,11 @@ async def test_create_refuses_an_impossible_job_and_stores_nothing(plane):
             "bucket exists in the selected region (us-west-2)",
         ),
         (
+            request_of(InputDataConfig=[{"ChannelName": "a", **source}]),
+            "ValidationException",
+            "There is no bucket nowhere in this service's store",
+        ),
+        (
             request_of(Tags=[{"Key": "k", "Value": "1"}, {"Key": "k", "Value": "2"}]),
             "ValidationException",
             "Duplicate tag key 'k'",

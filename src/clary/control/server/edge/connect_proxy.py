@@ -5,7 +5,9 @@ port without a change to other shells or files of the user. Programs inside host
 through their relay. It answers CONNECT, and requests with an http:// URL:
 
     names that the certificate covers -> the TLS port, by CONNECT alone
-    every other name of AWS           -> refused: no request for AWS leaves the machine
+    a bucket's own name at AWS        -> the TLS port if the bucket exists here; else as "everything else": public data
+                                         sets are downloaded from such names
+    every other name of AWS           -> refused, unless `reachable_networks` names it
     everything else                   -> targets that `egress.policy` allows a client on this machine: port 443 of the
                                          internet by CONNECT, setting `reachable_networks`, and package indexes
 
@@ -24,16 +26,17 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from clary.base.errors import EngineError, Fault
+from clary.base.errors import EngineError, Fault, ObjectStoreError
 from clary.control.egress import forwarding, local_users, own_addresses, tunnels
 from clary.control.egress.addresses import Address
 from clary.control.egress.heads import Asked, BadHead, body_length, read_request
 from clary.control.egress.policy import Decision, EgressPolicy
 from clary.control.egress.resolver import Resolver
 from clary.control.egress.tunnels import close
+from clary.control.objects.s3_request import bucket_of_host
 from clary.control.server.edge.acceptor import Acceptor
 from clary.control.server.edge.connection_table import OWN_ADDRESSES, ConnectionTable, counted_address
 
@@ -53,6 +56,7 @@ AWS_DOMAINS = (
     "api.aws",
 )
 
+HasBucket = Callable[[str], Awaitable[bool]]
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -65,6 +69,7 @@ class ConnectProxy:
         own_names: names of AWS that lead to the TLS port; `*.` in front stands for one label, as in a certificate.
         has_internet: whether connections to names outside AWS are allowed if `policy` is None.
         policy: the allowed targets; None allows the internet, or nothing, by `has_internet`.
+        has_bucket: returns whether a bucket belongs to this service, or raises ObjectStoreError; None: all buckets do.
         is_own: returns whether an address is this machine's; None asks the kernel.
     """
 
@@ -76,11 +81,13 @@ class ConnectProxy:
         own_names: frozenset[str],
         has_internet: bool = False,
         policy: EgressPolicy | None = None,
+        has_bucket: HasBucket | None = None,
         is_own: Callable[[Address], bool] | None = None,
     ) -> None:
         self._host = host
         self._tls_port = tls_port
         self._own_names = own_names
+        self._has_bucket = has_bucket
         policy = policy or EgressPolicy(has_internet=has_internet)
         self._policy = replace(policy, own_ports=policy.own_ports | {tls_port})
         self._is_own = is_own or own_addresses.is_own
@@ -162,7 +169,7 @@ class ConnectProxy:
     async def _connect(self, asked: Asked, writer: asyncio.StreamWriter) -> Ends | None:
         """Return reader and writer of a connection to a client's target, or None after an answer with the reason."""
         source = ""
-        if self._is_ours(asked.name) and asked.is_tunnel and self._tls_port:
+        if asked.is_tunnel and self._tls_port and await self._leads_here(asked):
             decision, port = Decision((self._host,)), self._tls_port
             source = _job_address(writer)
         else:
@@ -186,7 +193,9 @@ class ConnectProxy:
 
     async def _decide(self, asked: Asked, writer: asyncio.StreamWriter) -> Decision:
         name, port = asked.name, asked.port
-        if self._is_ours(name) or f".{name}".endswith(tuple(f".{domain}" for domain in AWS_DOMAINS)):
+        is_of_aws = self._is_ours(name) or f".{name}".endswith(tuple(f".{domain}" for domain in AWS_DOMAINS))
+        is_public = asked.is_tunnel and await self._is_foreign_bucket(name)
+        if is_of_aws and not is_public and not self._policy.names(name, port):
             return Decision(
                 reason=f"{name} belongs to AWS and is not offered here; nothing meant for AWS leaves this machine"
             )
@@ -197,6 +206,23 @@ class ConnectProxy:
             return asked_first
         resolved = await self._resolver.resolve(name, port, client=_peer_text(writer))
         return self._policy.judge(name, port, resolved, is_own=self._is_own, is_plain_http=not asked.is_tunnel)
+
+    async def _leads_here(self, asked: Asked) -> bool:
+        if not self._is_ours(asked.name) or self._policy.names(asked.name, asked.port):
+            return False
+        return not await self._is_foreign_bucket(asked.name)
+
+    async def _is_foreign_bucket(self, name: str) -> bool:
+        """Whether a name is that of a bucket at AWS which does not exist here."""
+        bucket = bucket_of_host(name)
+        if bucket is None or self._has_bucket is None:
+            return False
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                return not await self._has_bucket(bucket)
+        except (ObjectStoreError, TimeoutError) as error:
+            log.debug("proxy: bucket %s was not looked up: %s", bucket, error)
+            return False
 
     def _is_ours(self, name: str) -> bool:
         return name in self._own_names or f"*.{name.partition('.')[2]}" in self._own_names

@@ -356,5 +356,16 @@ async def _check_inputs_exist(call: Call, request: Mapping[str, Any]) -> None:
                 "ValidationException",
                 f'No S3 objects found under S3 URL "{channel.s3_uri}" given in input data source. Please ensure that '
                 f"the bucket exists in the selected region ({call.region}), that objects exist under that S3 prefix, "
-                f'and that the role "{job.role_arn}" has "s3:ListBucket" permissions on bucket "{bucket}".',
+                f'and that the role "{job.role_arn}" has "s3:ListBucket" permissions on bucket "{bucket}".'
+                + await _missing_bucket(call, bucket),
             )
+
+
+async def _missing_bucket(call: Call, bucket: str) -> str:
+    """Return a sentence about a bucket that does not exist here; empty if it exists."""
+    if await call.services.objects.has_bucket(bucket):
+        return ""
+    return (
+        f" There is no bucket {bucket} in this service's store, which holds its own buckets only: public buckets of "
+        "AWS have to be copied once (docs/s3.md, Public data)."
+    )

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from clary.base.errors import EngineError
+from clary.base.errors import EngineError, ObjectStoreError
 from clary.control.egress import local_users
 from clary.control.egress.entries import parse_entry
 from clary.control.egress.policy import EgressPolicy
@@ -143,6 +143,71 @@ async def test_other_names_of_aws_are_refused(start, monkeypatch, name):
     status, body = await ask(await start(), connect(name))
     assert status == 403
     assert b"nothing meant for AWS leaves this machine" in body
+
+
+@pytest.fixture
+def public(monkeypatch):
+    """Every name has a public address, and every connection to one reaches a fake server; the addresses asked for."""
+    asked = []
+
+    async def resolve(self, name, port, **_):
+        return ["93.184.216.34"]
+
+    async def open_public(addresses, port, *, source=""):
+        if list(addresses) != ["93.184.216.34"]:
+            return await opened(addresses, port, source=source)
+        asked.append(port)
+        raise ConnectionRefusedError("a fake of the internet")
+
+    opened = connect_proxy._open
+    monkeypatch.setattr(connect_proxy.Resolver, "resolve", resolve)
+    monkeypatch.setattr(connect_proxy, "_open", open_public)
+    return asked
+
+
+async def has_bucket(bucket):
+    if bucket == "broken":
+        raise ObjectStoreError("the store does not answer")
+    return bucket == "mine"
+
+
+@pytest.mark.parametrize("host", ["s3.amazonaws.com", "s3.eu-west-1.amazonaws.com"])
+@pytest.mark.parametrize("bucket", ["mine", "broken"])
+async def test_a_bucket_of_this_service_is_served_here(start, public, host, bucket):
+    port = await start(has_bucket=has_bucket)
+    assert await ask(port, connect(f"{bucket}.{host}:443")) == (200, b"tls:hello")
+    assert public == []
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["s3.amazonaws.com", "s3.eu-west-1.amazonaws.com", "s3.us-east-1.amazonaws.com", "s3-accelerate.amazonaws.com"],
+)
+async def test_a_bucket_that_is_not_here_is_a_name_of_the_internet(start, public, host):
+    """Programs download public data sets from such names, for example torchvision's MNIST."""
+    status, body = await ask(await start(has_bucket=has_bucket), connect(f"ossci-datasets.{host}:443"))
+    assert (status, public) == (502, [443])
+    assert b"a fake of the internet" in body
+    status, body = await ask(
+        await start(has_internet=False, has_bucket=has_bucket), connect(f"ossci-datasets.{host}:443")
+    )
+    assert (status, public) == (403, [443])
+    assert b"setting internet" in body
+
+
+async def test_a_name_of_aws_that_the_owner_names_is_connected(start, public):
+    entries = ("s3.amazonaws.com:443", "ec2.eu-west-1.amazonaws.com:443")
+    port = await start(*entries, has_bucket=has_bucket)
+    for entry in entries:
+        assert (await ask(port, connect(entry)))[0] == 502
+    assert public == [443, 443]
+    assert await ask(port, connect("s3.eu-west-1.amazonaws.com:443")) == (200, b"tls:hello")
+
+
+async def test_a_plain_request_for_a_bucket_that_is_not_here_is_refused(start, public):
+    head = b"GET http://ossci-datasets.s3.amazonaws.com/mnist HTTP/1.1\r\nHost: ossci-datasets.s3.amazonaws.com\r\n\r\n"
+    assert (await ask(await start(has_bucket=has_bucket), head))[0] == 403
+    assert public == []
 
 
 @pytest.mark.parametrize("has_internet", [True, False])
