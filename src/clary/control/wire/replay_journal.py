@@ -8,7 +8,9 @@ milliseconds. It survives a crash of the service, but not a crash of the machine
 of the machine's boot during which it was written. A journal of another boot, or a missing one in a state folder that is
 not new, may lack records: then every change that was signed before this start is refused as used. The error makes AWS
 clients sign the request again. After a restart of the service alone, every unused signature is still accepted. After a
-crash of the machine, a client whose clock is behind must retry until its clock passes the service's start.
+crash of the machine, a client whose clock is behind must retry until its clock passes the service's start, or until all
+earlier signatures have expired: `replays` measures this time by the monotonic clock, since a machine may start with a
+clock that is hours ahead.
 
 Two files: `current` is written to; when it is old enough it is renamed to `previous`, whose records have all expired by
 the next renaming.

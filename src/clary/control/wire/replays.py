@@ -49,6 +49,8 @@ class ReplayGuard:
         self._floor = 0  # signing times in lower buckets are refused
         self._lock = Lock()
         self._journal = journal
+        # Signatures that were used before the start have expired by then, whatever the clock showed at the start.
+        self._doubtful_until_s = now_s + 2 * skew_s + BUCKET_S
         for second, kept in journal.seen if journal is not None else ():
             self._add(second // BUCKET_S, kept, now_s=now_s)
 
@@ -69,7 +71,7 @@ class ReplayGuard:
             if bucket < self._floor:
                 return False
             trusted_from = self._journal.trusted_from if self._journal is not None else None
-            if trusted_from is not None and signed_at < trusted_from:
+            if trusted_from is not None and signed_at < trusted_from and now_s < self._doubtful_until_s:
                 return False
             if not self._add(bucket, kept, now_s=now_s):
                 return False

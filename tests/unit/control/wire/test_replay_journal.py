@@ -69,6 +69,21 @@ def test_if_records_may_be_lost_earlier_signatures_are_refused(start, clock, tmp
     assert is_new(again, OTHER, clock.now(), clock), "signed again, it passes"
 
 
+def test_a_clock_that_was_ahead_at_the_start_of_the_machine_refuses_nobody_for_longer_than_signatures_live(
+    start, clock
+):
+    signed_at = clock.now() + timedelta(seconds=SKEW_S)
+    assert is_new(start(is_first=True), USED, signed_at, clock)
+    clock.set_time_of_day(clock.now() + timedelta(hours=2))
+    again = start(boot_id="boot 2")
+    clock.set_time_of_day(clock.now() - timedelta(hours=2))
+    clock.advance(2 * SKEW_S)
+    assert not is_new(again, USED, signed_at, clock)
+    assert not is_new(again, OTHER, clock.now(), clock)
+    clock.advance(10)
+    assert is_new(again, OTHER, clock.now(), clock)
+
+
 def test_a_torn_record_at_the_end_is_ignored(start, clock, tmp_path):
     signed_at = clock.now()
     guard = start(is_first=True)

@@ -10,11 +10,10 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 import json
-import os
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
@@ -22,6 +21,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from clary.base.errors import ContractError, Fault
+from clary.base.whole_files import replace_durably
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 825  # some clients refuse longer validity
@@ -52,9 +54,10 @@ def service_names(region: str) -> frozenset[str]:
 
 
 def ensure_certificates(folder: Path, *, region: str, host: str, now: datetime, nodes_host: str = "") -> TlsFiles:
-    """Return the service's certificate and its authority; create them if absent, expiring or for other names.
+    """Return the service's certificate and its authority; create them if absent, damaged, expiring or for other names.
 
-    The authority is kept as long as it is valid, so that clients that trust it can still connect.
+    The authority is kept until it expires, so that clients that trust it can still connect. A clock that is behind, as
+    after the start of a machine without a battery, is no reason to replace it.
 
     Args:
         folder: `<home>/tls`; created if absent.
@@ -62,6 +65,7 @@ def ensure_certificates(folder: Path, *, region: str, host: str, now: datetime, 
         host: address that the service listens on, covered too.
         now: aware time of day.
         nodes_host: name or address by which other machines reach the service, covered too; empty without nodes.
+    Raises: ContractError if the authority is damaged and other machines may trust it: they would be cut off for good.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     files = TlsFiles(
@@ -73,6 +77,13 @@ def ensure_certificates(folder: Path, *, region: str, host: str, now: datetime, 
     names = _names(region, [host, nodes_host] if nodes_host else [host])
     authority = _load(files.authority, files.authority_key, now)
     if authority is None:
+        if nodes_host and _is_damaged(files):
+            raise ContractError(
+                f"{files.authority} and {files.authority_key} are no certificate and its key any more, but machines "
+                "that joined trust only them. Restore both files; or remove both, and let each machine join again with "
+                "`clary hosts add`",
+                fault=Fault.USER,
+            )
         authority = _make_authority(now)
         _save(files.authority, files.authority_key, authority)
     server = _load(files.certificate, files.key, now)
@@ -171,8 +182,18 @@ def _key_usage(*, is_authority: bool) -> x509.KeyUsage:
     )
 
 
+def _is_damaged(files: TlsFiles) -> bool:
+    """Whether a file of the authority exists, but not a whole pair; an authority that expires soon is whole."""
+    if not files.authority.exists():
+        return False  # the key is written first: without a certificate, no machine has ever got one
+    return _load(files.authority, files.authority_key, datetime.min.replace(tzinfo=UTC)) is None
+
+
 def _load(certificate_path: Path, key_path: Path, now: datetime) -> tuple[x509.Certificate, _Key] | None:
-    """Return a certificate and its key, or None if they do not match, cannot be read, or expire soon."""
+    """Return a certificate and its key, or None if they do not match, cannot be read, or expire soon.
+
+    A certificate whose time has not begun is returned: it is the clock that is wrong.
+    """
     try:
         certificate = x509.load_pem_x509_certificate(certificate_path.read_bytes())
         key = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
@@ -181,7 +202,7 @@ def _load(certificate_path: Path, key_path: Path, now: datetime) -> tuple[x509.C
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         return None
     ends = certificate.not_valid_after_utc - timedelta(days=RENEW_BEFORE_DAYS)
-    return (certificate, key) if certificate.not_valid_before_utc <= now < ends else None
+    return (certificate, key) if now < ends else None
 
 
 def _fits(certificate: x509.Certificate, *, names: list[x509.GeneralName], authority: x509.Certificate) -> bool:
@@ -205,11 +226,7 @@ def _save(certificate_path: Path, key_path: Path, pair: tuple[x509.Certificate, 
         (key_path, key_text, 0o600),
         (certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644),
     ):
-        draft = path.with_name(f"{path.name}.new")
-        draft.unlink(missing_ok=True)
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content)
-        draft.replace(path)
+        replace_durably(path, content, mode=mode)
 
 
 def _regions() -> list[str]:

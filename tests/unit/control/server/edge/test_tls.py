@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from clary.base.errors import ContractError, Fault
 from clary.control.server.edge import tls
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -66,6 +67,31 @@ def test_a_damaged_file_is_created_again_and_the_chain_verifies(tmp_path: Path, 
     authority = x509.load_pem_x509_certificate(files.authority.read_bytes())
     x509.load_pem_x509_certificate(files.certificate.read_bytes()).verify_directly_issued_by(authority)
     tls.server_context(files)
+
+
+@pytest.mark.parametrize("damaged", ["ca.pem", "ca.key"])
+def test_an_authority_that_other_machines_trust_is_not_replaced(tmp_path: Path, damaged: str) -> None:
+    files = make(tmp_path, nodes_host="10.0.0.5")
+    before = (tmp_path / damaged).read_bytes()
+    (tmp_path / damaged).write_bytes(b"")
+    with pytest.raises(ContractError, match=f"{files.authority} and .* each machine join again") as error:
+        make(tmp_path, nodes_host="10.0.0.5")
+    assert error.value.fault is Fault.USER
+    assert (tmp_path / damaged).read_bytes() == b""
+    (tmp_path / damaged).write_bytes(before)
+    make(tmp_path, nodes_host="10.0.0.5")
+    for path in (files.authority, files.authority_key):
+        path.unlink()
+    make(tmp_path, nodes_host="10.0.0.5")
+    tls.server_context(files)
+
+
+@pytest.mark.parametrize("nodes_host", ["", "10.0.0.5"])
+def test_a_clock_that_is_behind_changes_no_certificate(tmp_path: Path, nodes_host: str) -> None:
+    files = make(tmp_path, nodes_host=nodes_host)
+    before = files.certificate.read_bytes(), files.authority.read_bytes(), files.authority_key.read_bytes()
+    make(tmp_path, nodes_host=nodes_host, now=datetime(1970, 1, 2, tzinfo=UTC))
+    assert (files.certificate.read_bytes(), files.authority.read_bytes(), files.authority_key.read_bytes()) == before
 
 
 def test_context_refuses_old_protocols(tmp_path: Path) -> None:
