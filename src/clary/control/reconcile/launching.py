@@ -28,7 +28,6 @@ from clary.control.reconcile.job_tasks import JobTasks
 from clary.control.reconcile.planning import Site, build_plan
 from clary.control.reconcile.pool_keeping import GIVES_WAY, PoolKeeper
 from clary.control.scheduling.placement import HostMapping, Place, Refuse, Wait
-from clary.control.store.errors import StreamNotFound
 
 log = logging.getLogger(__name__)
 
@@ -206,17 +205,11 @@ class Launcher:
             plan=to_plain(plan),
             host_names=tuple(host.name for host in plan.hosts),
             log_streams=streams,
-            log_bases={stream: await self._num_lines(stream) for stream in job.log_streams},
+            log_bases={stream: await self._logs.take_up(stream) for stream in job.log_streams},
             pool=pool,
             left_by="" if holder is None else holder.name,
             granted="" if grant is None or holder is not None else grant.words,
         )
-
-    async def _num_lines(self, stream: str) -> int:
-        try:
-            return await self._logs.next_sequence(stream)
-        except StreamNotFound:
-            return 0  # the launch of the last attempt failed early
 
     async def _launch(self, job: TrainingJob) -> None:
         self._launched.add((job.name, job.attempt))

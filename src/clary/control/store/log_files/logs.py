@@ -130,6 +130,20 @@ class LogStore:
         """
         return (await self._run(lambda: self._registry.summary(stream))).next_sequence
 
+    async def take_up(self, stream: str) -> int:
+        """Return the number of the next line of a stream to which another attempt will write; 0 if it does not exist.
+
+        The file of a damaged stream, as a power cut may leave it, is set aside: the attempt writes to a new stream.
+        """
+        try:
+            return await self.next_sequence(stream)
+        except StreamNotFound:
+            return 0
+        except StreamDamaged as error:
+            kept = await self._run(lambda: self._registry.set_aside(stream))
+            _log.warning("%s; its lines stay in %s, and the stream begins anew", error.message, kept)
+            return 0
+
     async def seal(self, stream: str) -> None:
         """Force a stream to disk; its lines then survive a power cut. Later lines are still accepted.
 

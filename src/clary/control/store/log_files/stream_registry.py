@@ -30,6 +30,7 @@ MAX_NAME_LENGTH = 512  # logStreamName
 _FOLDER_MODE = 0o700
 _SUFFIX = ".log"
 _INDEX_SUFFIX = ".idx"
+_DAMAGED_SUFFIX = ".damaged"
 _LEFTOVER_SUFFIXES = (".new", ".tmp")  # files that a crash left unrenamed
 _MAX_QUOTED_LENGTH = 200  # file systems allow 255 bytes
 _HASHED = "~"  # begins the names of files that are named by a digest; quoted stream names never contain it
@@ -151,6 +152,28 @@ class StreamRegistry:
                 entry.path.unlink(missing_ok=True)
                 entry.path.with_suffix(_INDEX_SUFFIX).unlink(missing_ok=True)
         return True
+
+    def set_aside(self, stream: str) -> Path | None:
+        """Rename a damaged stream's file, so that the stream can be created anew; return the file's new path.
+
+        None for a stream that does not exist any more.
+        """
+        with self._changing:
+            with self._registry:
+                entry = self._entries.pop(stream, None)
+                if entry is None:
+                    return None
+                self._names.remove(stream)
+                self._opened.pop(stream, None)
+            with entry.lock:
+                entry.is_deleted = True
+                if entry.file is not None:
+                    entry.file.close()
+                    entry.file = None
+                kept = entry.path.with_suffix(f".{secrets.token_hex(4)}{_DAMAGED_SUFFIX}")
+                entry.path.rename(kept)
+                entry.path.with_suffix(_INDEX_SUFFIX).unlink(missing_ok=True)
+        return kept
 
     def names_with(self, prefix: str) -> list[str]:
         """Return the names that begin with `prefix`, sorted."""

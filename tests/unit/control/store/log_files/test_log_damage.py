@@ -234,3 +234,37 @@ async def test_sealed_lines_are_forced_to_disk(logs: LogStore, tmp_path: Path, m
     (path,) = (tmp_path / "logs").glob("*.log")
     assert forced == [str(path), str(path.parent)]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("damage", ["emptied", "holed"])
+async def test_a_stream_that_a_power_cut_damaged_is_set_aside_for_the_next_attempt(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "logs"
+    logs = LogStore(folder)
+    await logs.create_stream(STREAM, CREATED)
+    await logs.append(STREAM, 0, lines("first", "second", "third"))
+    assert await logs.take_up(STREAM) == 3
+    await logs.close()
+    (path,) = folder.glob("*.log")
+    whole = path.read_bytes()
+    header = whole.index(b"\n") + 1
+    broken = b"" if damage == "emptied" else whole[:header] + b"\0" * 8 + whole[header + 8 :]
+    path.write_bytes(broken)
+    for index in folder.glob("*.idx"):
+        index.unlink()
+    logs = LogStore(folder)
+    try:
+        assert await logs.take_up(STREAM) == 0
+        await logs.create_stream(STREAM, CREATED)
+        assert await logs.append(STREAM, 0, lines("of the next attempt")) == 1
+        assert texts((await logs.get_events(STREAM)).events) == ["of the next attempt"]
+        (kept,) = folder.glob("*.damaged")
+        assert kept.read_bytes() == broken
+        assert f"its lines stay in {kept}" in caplog.text
+        assert await logs.take_up("never/created") == 0
+    finally:
+        await logs.close()
+    again = LogStore(folder)
+    assert await again.take_up(STREAM) == 1
+    await again.close()
