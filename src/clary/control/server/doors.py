@@ -13,7 +13,6 @@ from functools import partial
 from clary.base.clock import SystemClock
 from clary.control.full_disks import why_full
 from clary.control.objects.front import S3Front
-from clary.control.objects.lookup import ObjectLookup
 from clary.control.server.actions.rehearsal_actions import RehearsalActions
 from clary.control.server.authorization import Authorizer
 from clary.control.server.aws_handler import AwsHandler
@@ -42,7 +41,7 @@ from clary.control.server.pages.stragglers_page import StragglerPages
 from clary.control.server.pages.tuning_page import TuningPages
 from clary.control.server.ports import nodes_host
 from clary.control.server.routing import Parts
-from clary.control.services.call import Services
+from clary.control.services.call import ObjectLookup, Services
 from clary.control.settings import OWN_REGION, Settings
 from clary.control.shared_words import shared_by_settings
 from clary.control.state_folder import StateFolder

@@ -5,8 +5,8 @@ port without a change to other shells or files of the user. Programs inside host
 through their relay. It answers CONNECT, and requests with an http:// URL:
 
     names that the certificate covers -> the TLS port, by CONNECT alone
-    a bucket's own name at AWS        -> the TLS port if the bucket exists here; else as "everything else": public data
-                                         sets are downloaded from such names
+    a bucket's own name at AWS        -> the TLS port, but as "everything else" if the bucket exists at AWS and not
+                                         here: public data sets are downloaded from such names
     every other name of AWS           -> refused, unless `reachable_networks` names it
     everything else                   -> targets that `egress.policy` allows a client on this machine: port 443 of the
                                          internet by CONNECT, setting `reachable_networks`, and package indexes
@@ -30,7 +30,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from clary.base.errors import EngineError, Fault, ObjectStoreError
-from clary.control.egress import forwarding, local_users, own_addresses, tunnels
+from clary.control.egress import bucket_probe, forwarding, local_users, own_addresses, tunnels
 from clary.control.egress.addresses import Address
 from clary.control.egress.heads import Asked, BadHead, body_length, read_request
 from clary.control.egress.policy import Decision, EgressPolicy
@@ -47,6 +47,8 @@ CONNECT_TIMEOUT_S = 10.0  # limit for the lookup of a name, and again for the tr
 IDLE_TIMEOUT_S = 900.0  # limit without a byte in either direction; longer than any pause in an upload of results
 MAX_HEAD_BYTES = 16 * 1024
 MAX_CONNECTIONS = 512  # concurrent ones, with or without a tunnel; each takes two descriptors
+REMEMBER_S = 600.0  # how long an answer of AWS about a bucket counts
+MAX_REMEMBERED = 1000  # such answers
 # Domains of every partition; source: botocore, endpoints.json, dnsSuffix.
 AWS_DOMAINS = (
     "amazonaws.com",
@@ -69,7 +71,7 @@ class ConnectProxy:
         own_names: names of AWS that lead to the TLS port; `*.` in front stands for one label, as in a certificate.
         has_internet: whether connections to names outside AWS are allowed if `policy` is None.
         policy: the allowed targets; None allows the internet, or nothing, by `has_internet`.
-        has_bucket: returns whether a bucket belongs to this service, or raises ObjectStoreError; None: all buckets do.
+        has_bucket: returns whether a bucket exists here, or raises ObjectStoreError; None: every bucket exists.
         is_own: returns whether an address is this machine's; None asks the kernel.
     """
 
@@ -88,6 +90,7 @@ class ConnectProxy:
         self._tls_port = tls_port
         self._own_names = own_names
         self._has_bucket = has_bucket
+        self._at_aws: dict[str, tuple[bool, float]] = {}  # name -> answer, end of its time
         policy = policy or EgressPolicy(has_internet=has_internet)
         self._policy = replace(policy, own_ports=policy.own_ports | {tls_port})
         self._is_own = is_own or own_addresses.is_own
@@ -169,7 +172,7 @@ class ConnectProxy:
     async def _connect(self, asked: Asked, writer: asyncio.StreamWriter) -> Ends | None:
         """Return reader and writer of a connection to a client's target, or None after an answer with the reason."""
         source = ""
-        if asked.is_tunnel and self._tls_port and await self._leads_here(asked):
+        if asked.is_tunnel and self._tls_port and await self._leads_here(asked, writer):
             decision, port = Decision((self._host,)), self._tls_port
             source = _job_address(writer)
         else:
@@ -194,11 +197,14 @@ class ConnectProxy:
     async def _decide(self, asked: Asked, writer: asyncio.StreamWriter) -> Decision:
         name, port = asked.name, asked.port
         is_of_aws = self._is_ours(name) or f".{name}".endswith(tuple(f".{domain}" for domain in AWS_DOMAINS))
-        is_public = asked.is_tunnel and await self._is_foreign_bucket(name)
-        if is_of_aws and not is_public and not self._policy.names(name, port):
+        if is_of_aws and not self._policy.names(name, port) and not await self._is_foreign_bucket(asked, writer):
             return Decision(
                 reason=f"{name} belongs to AWS and is not offered here; nothing meant for AWS leaves this machine"
             )
+        return await self._judge(asked, writer)
+
+    async def _judge(self, asked: Asked, writer: asyncio.StreamWriter) -> Decision:
+        name, port = asked.name, asked.port
         if not _is_from_here(writer):
             return Decision(reason=f"{name}: this service connects clients on its own machine only")
         asked_first = self._policy.may_ask(name, port, is_plain_http=not asked.is_tunnel)
@@ -207,22 +213,38 @@ class ConnectProxy:
         resolved = await self._resolver.resolve(name, port, client=_peer_text(writer))
         return self._policy.judge(name, port, resolved, is_own=self._is_own, is_plain_http=not asked.is_tunnel)
 
-    async def _leads_here(self, asked: Asked) -> bool:
+    async def _leads_here(self, asked: Asked, writer: asyncio.StreamWriter) -> bool:
         if not self._is_ours(asked.name) or self._policy.names(asked.name, asked.port):
             return False
-        return not await self._is_foreign_bucket(asked.name)
+        return not await self._is_foreign_bucket(asked, writer)
 
-    async def _is_foreign_bucket(self, name: str) -> bool:
-        """Whether a name is that of a bucket at AWS which does not exist here."""
-        bucket = bucket_of_host(name)
-        if bucket is None or self._has_bucket is None:
+    async def _is_foreign_bucket(self, asked: Asked, writer: asyncio.StreamWriter) -> bool:
+        """Whether a name is that of a bucket which exists at AWS and not here, and which the policy lets clients reach.
+
+        Any doubt leads to this service, which answers with its own error.
+        """
+        bucket = bucket_of_host(asked.name)
+        if bucket is None or self._has_bucket is None or not asked.is_tunnel:
             return False
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                return not await self._has_bucket(bucket)
-        except (ObjectStoreError, TimeoutError) as error:
+                if await self._has_bucket(bucket):
+                    return False
+                decision = await self._judge(asked, writer)
+                return decision.is_allowed and await self._aws_has(asked.name, decision.addresses)
+        except (ObjectStoreError, OSError, TimeoutError, UnicodeError) as error:
             log.debug("proxy: bucket %s was not looked up: %s", bucket, error)
             return False
+
+    async def _aws_has(self, name: str, addresses: Sequence[str]) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        found, until_s = self._at_aws.get(name, (False, 0.0))
+        if now_s >= until_s:
+            found = await bucket_probe.aws_has_bucket(name, addresses)
+            if len(self._at_aws) >= MAX_REMEMBERED:
+                self._at_aws.clear()
+            self._at_aws[name] = (found, now_s + REMEMBER_S)
+        return found
 
     def _is_ours(self, name: str) -> bool:
         return name in self._own_names or f"*.{name.partition('.')[2]}" in self._own_names

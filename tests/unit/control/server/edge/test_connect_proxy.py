@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from clary.base.errors import EngineError, ObjectStoreError
-from clary.control.egress import local_users
+from clary.control.egress import bucket_probe, local_users
 from clary.control.egress.entries import parse_entry
 from clary.control.egress.policy import EgressPolicy
 from clary.control.server.edge import connect_proxy
@@ -159,7 +159,12 @@ def public(monkeypatch):
         asked.append(port)
         raise ConnectionRefusedError("a fake of the internet")
 
+    async def aws_has_bucket(name, addresses):
+        asked.append(name.partition(".")[0])
+        return not name.startswith("new.")
+
     opened = connect_proxy._open
+    monkeypatch.setattr(bucket_probe, "aws_has_bucket", aws_has_bucket)
     monkeypatch.setattr(connect_proxy.Resolver, "resolve", resolve)
     monkeypatch.setattr(connect_proxy, "_open", open_public)
     return asked
@@ -186,13 +191,24 @@ async def test_a_bucket_of_this_service_is_served_here(start, public, host, buck
 async def test_a_bucket_that_is_not_here_is_a_name_of_the_internet(start, public, host):
     """Programs download public data sets from such names, for example torchvision's MNIST."""
     status, body = await ask(await start(has_bucket=has_bucket), connect(f"ossci-datasets.{host}:443"))
-    assert (status, public) == (502, [443])
+    assert (status, public) == (502, ["ossci-datasets", 443])
     assert b"a fake of the internet" in body
-    status, body = await ask(
-        await start(has_internet=False, has_bucket=has_bucket), connect(f"ossci-datasets.{host}:443")
-    )
-    assert (status, public) == (403, [443])
-    assert b"setting internet" in body
+
+
+@pytest.mark.parametrize("host", ["s3.amazonaws.com", "s3.eu-west-1.amazonaws.com"])
+async def test_a_bucket_that_an_old_client_is_about_to_make_is_made_here(start, public, host):
+    port = await start(has_bucket=has_bucket)
+    for _ in range(2):
+        assert await ask(port, connect(f"new.{host}:443")) == (200, b"tls:hello")
+    assert public == ["new"], "AWS is asked once"
+
+
+async def test_without_the_internet_every_bucket_leads_here_and_aws_is_not_asked(start, public):
+    port = await start(has_internet=False, has_bucket=has_bucket)
+    assert await ask(port, connect("ossci-datasets.s3.amazonaws.com:443")) == (200, b"tls:hello")
+    status, body = await ask(port, connect("ossci-datasets.s3.us-east-1.amazonaws.com:443"))
+    assert (status, public) == (403, [])
+    assert b"belongs to AWS" in body
 
 
 async def test_a_name_of_aws_that_the_owner_names_is_connected(start, public):
