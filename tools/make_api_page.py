@@ -61,13 +61,33 @@ the exceptions:
 | operation | members | without effect, because |
 |---|---|---|
 """
+IAM = """
+## IAM
+
+Every role of the account exists, trusts SageMaker and permits everything. So CreateRole answers EntityAlreadyExists,
+GetRole describes a role of any name, and changes of roles and policies succeed for the owner's key without effect; the
+service's log says so once for each operation. Every policy exists too: CreatePolicy returns an ARN of the account, and
+GetPolicy, GetPolicyVersion and GetRolePolicy describe a policy with the one version `v1` that permits everything.
+Nothing is stored, so that lists of policies and tags are empty. **Nothing is restricted**: a policy that denies
+something is accepted and denies nothing. Operations whose only purpose is to permit less, such as
+PutRolePermissionsBoundary, are refused as unknown. With `job_api_access = "own"`, a job's key may only call CreateRole,
+GetRole, GetUser, ListRoles and ListAttachedRolePolicies.
+
+ListRoles lists two roles: that of the setting `role_name`, and `AmazonSageMaker-ExecutionRole-clary` for scripts that
+look for such a name. As on AWS, names that begin with `AmazonSageMaker-ExecutionRole` have the path `/service-role/`;
+other roles have none. Wherever an ARN of a role is accepted, it may have any path.
+"""
 COLUMNS = "| member | decision | what it does, or what is said |\n|---|---|---|\n"
 
 
 def page() -> str:
     """Return the text of the page."""
     return (
-        HEAD + "".join(_section(operation, members) for operation, members in TABLES.items()) + _defaults() + _others()
+        HEAD
+        + "".join(_section(operation, members) for operation, members in TABLES.items())
+        + _defaults()
+        + _others()
+        + IAM
     )
 
 

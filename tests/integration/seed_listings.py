@@ -67,7 +67,7 @@ def run_listings(service: Any, python: Path, client: str, folder: Path, listings
     with (folder / "said.txt").open("wb") as said:
         process = subprocess.Popen(
             [str(python), str(HERE / client), str(folder / "listings.json"), str(told)],
-            env={**service.environment, "SAGEMAKER_ADMIN_CONFIG_OVERRIDE": str(folder / "config.yaml")},
+            env={**service.environment, "SAGEMAKER_USER_CONFIG_OVERRIDE": str(folder / "config.yaml")},
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=said,

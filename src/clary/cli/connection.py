@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from clary.base.errors import ClaryError, Fault, WireError
-from clary.cli.contexts import RemoteService, chosen_service, service_settings
+from clary.cli.contexts import RemoteService, chosen_service, context_folder, service_settings
 from clary.contract.sigv4 import payload_hash, sign
 from clary.control.settings import Settings, load_settings
 from clary.control.state_folder import RootSecrets, ServiceRecord, StateFolder
@@ -177,7 +177,7 @@ def _elsewhere(settings: Settings, name: str, service: RemoteService) -> Connect
         admin_token=service.admin_token,
         master_key="",
     )
-    folder = StateFolder(settings.home_folder / "contexts" / quote(name, safe=""))
+    folder = StateFolder(context_folder(settings, name))
     return Connection(service_settings(settings, service), folder, record, secrets, name, service.ca_file)
 
 

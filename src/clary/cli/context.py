@@ -19,12 +19,15 @@ from clary.cli.contexts import (
     Contexts,
     RemoteService,
     chosen_service,
+    context_folder,
     read_contexts,
     read_service,
     write_contexts,
 )
 from clary.cli.tables import table
+from clary.control.client_profiles import forget_profiles
 from clary.control.settings import load_settings
+from clary.control.state_folder import StateFolder
 
 
 def add_parser(commands: Any) -> None:
@@ -117,10 +120,18 @@ def run_add(options: argparse.Namespace) -> int:
 
 
 def run_remove(options: argparse.Namespace) -> int:
-    """Delete a context."""
+    """Delete a context, and the files with its keys. Raises: ClaryError; WireError NotFound."""
     settings = load_settings()
     contexts = read_contexts(settings)
     contexts.of(options.name)
+    try:
+        forget_profiles(StateFolder(context_folder(settings, options.name)).client)
+    except OSError as error:
+        raise ClaryError(
+            f"{error.filename} holds keys of {options.name} and can not be removed: {error.strerror}; remove it and "
+            f"repeat clary context remove {options.name}",
+            fault=Fault.USER,
+        ) from error
     left = {name: one for name, one in contexts.services.items() if name != options.name}
     current = LOCAL if contexts.current == options.name else contexts.current
     write_contexts(settings, Contexts(current=current, services=left))

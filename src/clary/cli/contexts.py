@@ -13,8 +13,9 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from clary.base.errors import ClaryError, ContractError, Fault, WireError
 from clary.base.plain import from_plain
@@ -161,6 +162,11 @@ def read_service(document: Any) -> RemoteService:
         return from_plain(RemoteService, document)
     except ContractError as error:
         raise ValueError(error.message) from error
+
+
+def context_folder(settings: Settings, name: str) -> Path:
+    """Return the folder of a service elsewhere, which holds files for its clients."""
+    return settings.home_folder / "contexts" / quote(name, safe="")
 
 
 def service_settings(settings: Settings, service: RemoteService) -> Settings:

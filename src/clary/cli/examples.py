@@ -16,7 +16,11 @@ EXAMPLES: Mapping[str, Examples] = {
         ("describe my-job --why", "say why a job failed and what to do"),
     ),
     "up": (("up", "start the service in the background"), ("up --foreground", "stay, and log to the terminal")),
-    "env": (("env", 'print variables for clients: eval "$(clary env)"'), ("env --json", "the same as JSON")),
+    "env": (
+        ("env", 'print variables for clients: eval "$(clary env)"'),
+        ("env --profile my", "the same, and make the AWS profile `my` lead to the service"),
+        ("env --json", "the variables as JSON"),
+    ),
     "console": (("console", "print a link that signs in to the console once"),),
     "jobs": (
         ("jobs", "list the newest 20"),

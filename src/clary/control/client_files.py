@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from clary.contract.launch_plan import Credentials
+from clary.control.permissions.roles import role_arn
 from clary.control.settings import Settings
 
 SAGEMAKER_CONFIG = "sagemaker-config.yaml"
@@ -22,7 +23,7 @@ CA_FILE = "ca.pem"
 def sagemaker_config(settings: Settings) -> str:
     """Return the YAML that both SDKs read: default bucket, execution role, telemetry off."""
     # JSON text is valid YAML: a bucket called 123 stays text, and no character in a name can end the line.
-    role = json.dumps(f"arn:aws:iam::{settings.account_id}:role/{settings.role_name}")
+    role = json.dumps(role_arn(settings.account_id, settings.role_name))
     return f"""SchemaVersion: '1.0'
 SageMaker:
   PythonSDK:
@@ -56,7 +57,8 @@ def client_variables(
         "AWS_REGION": settings.region,
         # Without this variable, SDKs that find no keys request keys from a cloud metadata address.
         "AWS_EC2_METADATA_DISABLED": "true",
-        "SAGEMAKER_USER_CONFIG_OVERRIDE": str(client_folder / SAGEMAKER_CONFIG),
+        # The administrator's file: the SDKs merge the user's own over it, wherever a program says that this one lies.
+        "SAGEMAKER_ADMIN_CONFIG_OVERRIDE": str(client_folder / SAGEMAKER_CONFIG),
     }
 
 

@@ -8,7 +8,7 @@ only their owner can read.
     run/engine           source of jobs' hosts: local, slurm or boxes
     run/seaweed.json     ports and process of the embedded object store; beside it its log
     secrets/root.json    key pair of the service's owner; admin token; master key of job keys
-    client/              generated SageMaker configuration
+    client/              generated SageMaker configuration; AWS profiles with the owner's keys
     objects/  logs/  jobs/<job>/<attempt>/  profiles/<job>/<number>/  rehearsals/<job>/<number>/
     cache/  tls/  environments/<name>/  backups/  set-aside/  slurm/  boxes/
 """

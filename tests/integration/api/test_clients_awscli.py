@@ -14,10 +14,11 @@ V1, V2 = NEEDS["awscli1"].path, NEEDS["awscli2"].path
 GROUP = "/aws/sagemaker/TrainingJobs"
 
 
-def run(service, command, *arguments, check=True, timeout=120, cwd=None):
+def run(service, command, *arguments, check=True, timeout=120, cwd=None, variables=None):
     # Debian's v2 is older than AWS_ENDPOINT_URL: it reaches the service by AWS's host names, which `clary env --tls`
     # sets up.
     environment = {**(service.tls_environment if command == V2 else service.environment), "AWS_PAGER": ""}
+    environment |= variables or {}
     completed = subprocess.run(
         [command, *arguments], env=environment, capture_output=True, text=True, timeout=timeout, cwd=cwd
     )
@@ -126,6 +127,27 @@ def test_get_caller_identity_returns_a_session_of_the_execution_role(aws):
     assert ":assumed-role/ClaryExecutionRole/" in identity["Arn"]
 
 
+def test_a_script_sets_up_its_role_and_policies_first(aws):
+    role = ("--role-name", "MyTrainer")
+    document = '{"Version": "2012-10-17", "Statement": []}'
+    assert (
+        "EntityAlreadyExists"
+        in aws("iam", "create-role", *role, "--assume-role-policy-document", document, check=False).stderr
+    )
+    made = json.loads(aws("iam", "create-policy", "--policy-name", "Mine", "--policy-document", document).stdout)
+    policy = ("--policy-arn", made["Policy"]["Arn"])
+    assert policy[1] == "arn:aws:iam::000000000000:policy/Mine"
+    aws("iam", "wait", "policy-exists", *policy)
+    aws("iam", "attach-role-policy", *role, *policy)
+    aws("iam", "put-role-policy", *role, "--policy-name", "own", "--policy-document", document)
+    aws("iam", "tag-role", *role, "--tags", "Key=k,Value=v")
+    aws("iam", "wait", "role-exists", *role)
+    listed = json.loads(aws("iam", "list-roles", "--path-prefix", "/service-role/").stdout)["Roles"]
+    assert [item["RoleName"] for item in listed] == ["AmazonSageMaker-ExecutionRole-clary"]
+    paged = json.loads(aws("iam", "list-roles", "--page-size", "1").stdout)["Roles"]
+    assert len({item["Arn"] for item in paged}) == len(paged) == 2
+
+
 @pytest.mark.needs("awscli2")
 def test_v2_follows_a_log_while_the_job_runs(service):
     name = f"cli-follow-{time.time_ns() % 10**9}"
@@ -155,3 +177,19 @@ def test_v2_follows_a_log_while_the_job_runs(service):
         tail.stdout.close()
     found = [line.rsplit(" ", 1)[1].strip() for line in seen if " line " in line]
     assert found == ["1", "2", "3", "4"], seen
+
+
+def test_profiles_lead_to_the_service_and_never_to_keys_of_the_user(aws, service, tmp_path):
+    service.clary("env", "--profile", "my")
+    (tmp_path / ".aws").mkdir()
+    keys = "aws_access_key_id = AKIAREAL\naws_secret_access_key = real\n"
+    (tmp_path / ".aws" / "credentials").write_text(f"[prod]\n{keys}")
+    for named in ({"AWS_PROFILE": "my"}, {"AWS_PROFILE": "default"}, {}):
+        assert " clary\n" in aws("s3", "ls", variables={"HOME": str(tmp_path), **named}).stdout
+    for name in ("default", "my"):
+        assert " clary\n" in aws("s3", "ls", "--profile", name, variables={"HOME": str(tmp_path)}).stdout
+        assert aws("configure", "get", "region", "--profile", name).stdout == "us-west-2\n"
+    assert aws("configure", "get", "region").stdout == "us-west-2\n"
+    refused = aws("s3", "ls", "--profile", "prod", variables={"HOME": str(tmp_path)}, check=False)
+    assert refused.returncode != 0
+    assert "profile (prod) could not be found" in refused.stderr

@@ -15,6 +15,7 @@ SCENARIOS = [
     (SDK2_PYTHON, "v2_remote.py"),
     (SDK2_PYTHON, "v2_model_trainer.py"),
     (SDK2_PYTHON, "v2_execution_role.py"),
+    (SDK3_PYTHON, "v3_execution_role.py"),
     (SDK3_PYTHON, "v3_remote.py"),
     (SDK3_PYTHON, "v3_model_trainer.py", "none"),
     (SDK3_PYTHON, "v3_model_trainer.py", "torchrun"),
@@ -78,9 +79,9 @@ def test_v2_generic_estimator_shards_channels_and_reports_the_users_own_failure(
     assert "exit code: 7" in facts["failure"]
 
 
-def test_v2_remote_function_returns_its_result(client_runs):
+def test_v2_remote_function_returns_its_result_and_reads_both_configurations(client_runs):
     _, facts = client_runs.result("v2_remote.py")
-    assert facts["result"] == 42
+    assert facts == {"result": 42, "own": "set by the user's file"}
 
 
 def test_v3_remote_function_logs_to_the_run_that_it_is_called_within(client_runs):
@@ -115,3 +116,14 @@ def test_v2_execution_role_and_account_come_from_sts_over_tls(client_runs):
     assert facts["role"] == "arn:aws:iam::000000000000:role/ClaryExecutionRole"
     assert facts["account"] == "000000000000"
     assert facts["bucket"] == "sagemaker-us-west-2-000000000000"
+
+
+def test_v3_makes_and_removes_an_execution_role_with_its_policies(client_runs):
+    _, facts = client_runs.result("v3_execution_role.py")
+    roles = "arn:aws:iam::000000000000:role"
+    assert facts == {
+        "made": f"{roles}/SageMaker-AutoRole-Training",
+        "named": f"{roles}/service-role/AmazonSageMaker-ExecutionRole-mine",
+        "validated": facts["named"],
+        "found": [f"{roles}/service-role/AmazonSageMaker-ExecutionRole-clary"],
+    }

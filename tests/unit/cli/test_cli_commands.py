@@ -28,7 +28,8 @@ from clary.control.state_folder import ServiceRecord, StateFolder
 def home(tmp_path, monkeypatch):
     for name in [name for name in os.environ if name.startswith("CLARY_")]:
         monkeypatch.delenv(name)
-    monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
+    for name in ("AWS_CA_BUNDLE", "AWS_PROFILE", "AWS_DEFAULT_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CLARY_HOME", str(tmp_path / "state"))
     return tmp_path / "state"
 
@@ -147,9 +148,59 @@ def test_env_quotes_folders_with_spaces_and_quotes(tmp_path, capsys, monkeypatch
     monkeypatch.setenv("CLARY_HOME", str(odd))
     left_record(odd, process=ProcessId.of(os.getpid()))
     assert main(["env"]) == 0
-    script = capsys.readouterr().out + 'printf %s "$SAGEMAKER_USER_CONFIG_OVERRIDE"'
+    script = capsys.readouterr().out + 'printf %s "$SAGEMAKER_ADMIN_CONFIG_OVERRIDE"'
     said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     assert said.stdout == str(odd / "client" / "sagemaker-config.yaml")
+
+
+def printed_variables(script):
+    said = subprocess.run(["sh", "-c", f"{script}\nenv"], env={"PATH": os.defpath}, capture_output=True, check=True)
+    return dict(line.split("=", 1) for line in said.stdout.decode().splitlines())
+
+
+def test_env_makes_the_profiles_that_are_named_and_that_of_aws_profile(home, capsys, monkeypatch):
+    left_record(home, process=ProcessId.of(os.getpid()))
+    assert main(["env", "--profile", "one", "--profile", "two"]) == 0
+    assert "#" not in capsys.readouterr().out
+    monkeypatch.setenv("AWS_PROFILE", "mine")
+    assert main(["env"]) == 0
+    script = capsys.readouterr().out
+    comment = script.splitlines()[-1]
+    assert comment == "# AWS_PROFILE was mine and is unset: the profile mine leads to this service too"
+    variables = printed_variables(script)
+    assert variables["AWS_CONFIG_FILE"] == str(home / "client" / "aws-config")
+    assert variables["AWS_SHARED_CREDENTIALS_FILE"] == str(home / "client" / "aws-credentials")
+    lines = (home / "client" / "aws-config").read_text().splitlines()
+    sections = [line for line in lines if line.startswith("[")]
+    assert sections == ["[default]", "[profile mine]", "[profile one]", "[profile two]"]
+    assert main(["env", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["AWS_CONFIG_FILE"] == variables["AWS_CONFIG_FILE"]
+
+
+def test_env_unset_removes_the_files_of_profiles(home, capsys):
+    assert main(["env", "--unset", "--json"]) == 0
+    assert {"AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"} <= set(json.loads(capsys.readouterr().out))
+
+
+def test_env_refuses_a_profile_that_can_not_be_written_and_reports_one_of_the_environment(home, capsys, monkeypatch):
+    left_record(home, process=ProcessId.of(os.getpid()))
+    assert main(["env", "--profile", "a b"]) == 2
+    assert "'a b' is no name for a profile" in capsys.readouterr().err
+    monkeypatch.setenv("AWS_PROFILE", "x\ntouch owned")
+    assert main(["env"]) == 0
+    output = capsys.readouterr()
+    assert "owned" not in output.out
+    assert "AWS_PROFILE" in output.err
+
+
+def test_env_says_which_files_it_could_not_write_and_leaves_their_variables_out(home, capsys):
+    folder = left_record(home, process=ProcessId.of(os.getpid()))
+    (folder.client / "aws-config").mkdir()
+    assert main(["env"]) == 0
+    output = capsys.readouterr()
+    assert "AWS_CONFIG_FILE" not in output.out
+    assert "AWS_ACCESS_KEY_ID" in output.out
+    assert str(folder.client) in output.err
 
 
 def test_env_tls_of_a_service_without_tls_is_refused(home, capsys):

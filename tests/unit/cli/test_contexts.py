@@ -4,6 +4,7 @@ import http.server
 import json
 import stat
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -166,7 +167,33 @@ def test_variables_for_clients_point_to_the_remote_service(office, home, capsys)
     assert main(["--context", "office", "env", "--json"]) == 0
     variables = json.loads(capsys.readouterr().out)
     assert variables["AWS_ENDPOINT_URL"] == "https://gpu1:4571"
-    assert "contexts/office/client/sagemaker-config.yaml" in variables["SAGEMAKER_USER_CONFIG_OVERRIDE"]
+    assert "contexts/office/client/sagemaker-config.yaml" in variables["SAGEMAKER_ADMIN_CONFIG_OVERRIDE"]
+    assert "https://gpu1:4571" in Path(variables["AWS_CONFIG_FILE"]).read_text()
+    assert SERVICE["secret_access_key"] in Path(variables["AWS_SHARED_CREDENTIALS_FILE"]).read_text()
+
+
+def test_a_removed_context_leaves_no_keys_behind(office, home, capsys):
+    assert main(["--context", "office", "env"]) == 0
+    assert main(["context", "remove", "office"]) == 0
+    texts = [path.read_text() for path in home.rglob("*") if path.is_file()]
+    assert not [text for text in texts if SERVICE["secret_access_key"] in text]
+
+
+def test_keys_that_only_the_environment_has_are_not_written_to_a_file(home, monkeypatch, capsys):
+    for name, value in (
+        ("CLARY_URL", "https://gpu1:4571"),
+        ("CLARY_ADMIN_TOKEN", "hidden-token"),
+        ("AWS_ACCESS_KEY_ID", "AKHIDDEN"),
+        ("AWS_SECRET_ACCESS_KEY", "hidden-secret"),
+    ):
+        monkeypatch.setenv(name, value)
+    assert main(["env", "--json", "--profile", "my"]) == 0
+    output = capsys.readouterr()
+    assert "the profile my has no keys" in output.err
+    variables = json.loads(output.out)
+    assert "https://gpu1:4571" in Path(variables["AWS_CONFIG_FILE"]).read_text()
+    texts = [path.read_bytes() for path in home.rglob("*") if path.is_file()]
+    assert not [text for text in texts if b"hidden-secret" in text or b"AKHIDDEN" in text]
 
 
 def test_a_misspelt_setting_variable_is_reported_and_our_variables_are_not():

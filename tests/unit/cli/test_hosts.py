@@ -140,6 +140,17 @@ def test_a_box_is_added_once_its_daemon_has_connected(monkeypatch, capsys):
     assert "token" not in fake.asked[0][1]
 
 
+def test_a_box_is_added_even_if_its_driver_does_not_tell_its_gpus(monkeypatch, capsys):
+    ready = BOX | {"state": "ready", "was_heard": True, "daemon": "d" * 64, "restarts": "systemd"}
+    unknown = ready | {"state": "unknown", "gpus": None}
+    pages = [page(), page(unknown), page(ready | {"gpus": ["GPU-1"]})]
+    assert add(monkeypatch, PROBE, {"daemon": "d" * 64}, pages=pages)[1] == 0
+    assert capsys.readouterr().out == "box1   ready   8 CPUs, 62 GiB, 1 GPU, namespaces\n"
+    monkeypatch.setattr(hosts, "READY_LIMIT_S", 0.0)
+    assert add(monkeypatch, PROBE, {"daemon": "d" * 64}, pages=[page(), page(unknown)])[1] == 0
+    assert capsys.readouterr().out == "box1   unknown   8 CPUs, 62 GiB, GPUs not known yet, namespaces\n"
+
+
 def test_a_new_box_that_can_not_be_installed_is_forgotten_and_a_known_one_stays(monkeypatch, capsys):
     fake, code = add(monkeypatch, PROBE, ClaryError("box1: no space"))
     assert code == 1

@@ -16,6 +16,8 @@ from clary.control.services import (
     custom_metrics,
     ecr,
     iam,
+    iam_changes,
+    iam_policies,
     log_queries,
     logs,
     metric_data,
@@ -72,8 +74,28 @@ HANDLERS: Mapping[tuple[str, str], Handler] = {
     ("iam", "GetRole"): iam.get_role,
     ("iam", "GetUser"): iam.get_user,
     ("iam", "ListRoles"): iam.list_roles,
-    ("iam", "ListAttachedRolePolicies"): iam.list_attached_role_policies,
-    ("iam", "SimulatePrincipalPolicy"): iam.simulate_principal_policy,
+    ("iam", "ListAttachedRolePolicies"): iam_policies.list_attached_role_policies,
+    ("iam", "SimulatePrincipalPolicy"): iam_policies.simulate_principal_policy,
+    ("iam", "CreatePolicy"): iam_policies.create_policy,
+    ("iam", "CreatePolicyVersion"): iam_policies.create_policy_version,
+    ("iam", "GetPolicy"): iam_policies.get_policy,
+    ("iam", "GetPolicyVersion"): iam_policies.get_policy_version,
+    ("iam", "ListPolicyVersions"): iam_policies.list_policy_versions,
+    ("iam", "GetRolePolicy"): iam.get_role_policy,
+    ("iam", "AttachRolePolicy"): iam_changes.without_effect("AttachRolePolicy"),
+    ("iam", "DetachRolePolicy"): iam_changes.without_effect("DetachRolePolicy"),
+    ("iam", "PutRolePolicy"): iam_changes.without_effect("PutRolePolicy"),
+    ("iam", "DeleteRolePolicy"): iam_changes.without_effect("DeleteRolePolicy"),
+    ("iam", "TagRole"): iam_changes.without_effect("TagRole"),
+    ("iam", "UntagRole"): iam_changes.without_effect("UntagRole"),
+    ("iam", "UpdateAssumeRolePolicy"): iam_changes.without_effect("UpdateAssumeRolePolicy"),
+    ("iam", "UpdateRole"): iam_changes.without_effect("UpdateRole"),
+    ("iam", "DeleteRole"): iam_changes.without_effect("DeleteRole"),
+    ("iam", "DeletePolicy"): iam_changes.without_effect("DeletePolicy"),
+    ("iam", "DeletePolicyVersion"): iam_changes.without_effect("DeletePolicyVersion"),
+    ("iam", "SetDefaultPolicyVersion"): iam_changes.without_effect("SetDefaultPolicyVersion"),
+    ("iam", "TagPolicy"): iam_changes.without_effect("TagPolicy"),
+    ("iam", "UntagPolicy"): iam_changes.without_effect("UntagPolicy"),
     ("ecr", "GetAuthorizationToken"): ecr.get_authorization_token,
     ("cloudwatch", "GetMetricStatistics"): metrics.get_metric_statistics,
     ("cloudwatch", "GetMetricData"): metric_data.get_metric_data,
@@ -111,8 +133,8 @@ HANDLERS: Mapping[tuple[str, str], Handler] = {
 
 # Services whose handlers cover all kinds of existing records, so that lists of other kinds are empty.
 LISTED_EMPTY = frozenset({"sagemaker", "iam", "cloudwatch"})
-# members that are accepted with any value, because every name exists, such as names of roles
-ALWAYS_THERE = ("RoleName",)
+# members that are accepted with any value, because every role and every policy exists
+ALWAYS_THERE = ("RoleName", "PolicyArn")
 
 
 async def dispatch(service: str, operation: str, call: Call) -> Mapping[str, Any]:

@@ -45,12 +45,12 @@ async def assume_role(call: Call) -> Mapping[str, Any]:
     """
     role_arn, session = call.params["RoleArn"], call.params["RoleSessionName"]
     own = f"arn:aws:iam::{call.services.settings.account_id}:role/"
-    if not role_arn.startswith(own) or role_arn == own:
+    role = _role_in(role_arn)
+    if not role_arn.startswith(own) or not role:
         raise _denied(
             f"User: {_session_arn(call, *_caller(call))} is not authorized to perform: "
             f"sts:AssumeRole on resource: {role_arn[:200]}. Roles here begin with {own}"
         )
-    role = _role_in(role_arn)
     answer = {
         "Credentials": _make_key(call, ROLE_S, holder=f"{role}/{session}"),
         "AssumedRoleUser": {"AssumedRoleId": f"{_ROLE_ID}:{session}", "Arn": _session_arn(call, role, session)},

@@ -14,6 +14,37 @@ _ONE_PAGE = "the answer is one page"
 _NO_POLICIES = "no policy is read here: the answer tells what this service allows, which is everything"
 _NO_CONDITIONS = "roles have no policies whose conditions could refer to it"
 _ONE_VALUE = "it has one value"
+_EMPTY = "the list is empty for every role"
+_NOTHING_STORED = (
+    "no policy is stored or read: the operation has no effect, every policy exists and permits everything, and the "
+    "service's log says so"
+)
+_NO_CHANGE = (
+    "the operation has no effect: every role exists here and permits everything, whatever is attached to it, and the "
+    "service's log says so"
+)
+_CHANGES = {
+    "AttachRolePolicy": ("RoleName", "PolicyArn"),
+    "DetachRolePolicy": ("RoleName", "PolicyArn"),
+    "PutRolePolicy": ("RoleName", "PolicyName", "PolicyDocument"),
+    "DeleteRolePolicy": ("RoleName", "PolicyName"),
+    "TagRole": ("RoleName", "Tags"),
+    "UntagRole": ("RoleName", "TagKeys"),
+    "UpdateAssumeRolePolicy": ("RoleName", "PolicyDocument"),
+    "UpdateRole": (
+        "RoleName",
+        "Description",
+        "MaxSessionDuration",
+        "MaxSigninSessionDuration",
+        "ResetMaxSigninSessionDuration",
+    ),
+    "DeleteRole": ("RoleName",),
+    "DeletePolicy": ("PolicyArn",),
+    "DeletePolicyVersion": ("PolicyArn", "VersionId"),
+    "SetDefaultPolicyVersion": ("PolicyArn", "VersionId"),
+    "TagPolicy": ("PolicyArn", "Tags"),
+    "UntagPolicy": ("PolicyArn", "TagKeys"),
+}
 
 UNREAD: Mapping[tuple[str, str], Mapping[str, str]] = {
     ("sagemaker", "CreateHyperParameterTuningJob"): {
@@ -38,8 +69,16 @@ UNREAD: Mapping[tuple[str, str], Mapping[str, str]] = {
         "every role exists: the operation is refused",
     ),
     ("iam", "GetUser"): {"UserName": "there are no users: the operation is refused"},
-    ("iam", "ListRoles"): {"Marker": _ONE_PAGE, "MaxItems": _ONE_PAGE},
-    ("iam", "ListAttachedRolePolicies"): {"Marker": _ONE_PAGE, "MaxItems": _ONE_PAGE},
+    ("iam", "ListAttachedRolePolicies"): {
+        "RoleName": _EMPTY,
+        "PathPrefix": _EMPTY,
+        "Marker": _ONE_PAGE,
+        "MaxItems": _ONE_PAGE,
+    },
+    ("iam", "CreatePolicy"): dict.fromkeys(("PolicyDocument", "Description", "Tags"), _NOTHING_STORED),
+    ("iam", "CreatePolicyVersion"): dict.fromkeys(("PolicyDocument", "SetAsDefault"), _NOTHING_STORED),
+    ("iam", "ListPolicyVersions"): {"Marker": _ONE_PAGE, "MaxItems": _ONE_PAGE},
+    **{("iam", operation): dict.fromkeys(members, _NO_CHANGE) for operation, members in _CHANGES.items()},
     ("iam", "SimulatePrincipalPolicy"): {
         "PolicySourceArn": _NO_POLICIES,
         "PolicyInputList": _NO_POLICIES,

@@ -8,6 +8,11 @@ from clary.control.permissions.api_rules import RULES, decide
 from clary.control.permissions.tracking_rules import OPERATIONS
 from clary.control.services.dispatch import HANDLERS
 
+IAM_CHANGES = (
+    *("AttachRolePolicy", "DetachRolePolicy", "PutRolePolicy", "DeleteRolePolicy", "TagRole", "UntagRole"),
+    *("UpdateAssumeRolePolicy", "UpdateRole", "DeleteRole", "CreatePolicy", "CreatePolicyVersion", "DeletePolicy"),
+    *("DeletePolicyVersion", "SetDefaultPolicyVersion", "TagPolicy", "UntagPolicy"),
+)
 OWN = {"TrainingJobName": "job-1"}
 OWN_METRIC = {"Dimensions": [{"Name": "TrainingJobName", "Value": "job-1"}]}
 OTHERS_METRIC = {"Dimensions": [{"Name": "TrainingJobName", "Value": "job-2"}]}
@@ -99,6 +104,7 @@ REFUSED = [
     ("sagemaker", "DeleteTags", {"ResourceArn": f"{ARN}:training-job/job-1"}),
     ("sagemaker", "CreateProcessingJob", {}),
     ("iam", "SimulatePrincipalPolicy", {}),
+    *(("iam", name, {"RoleName": "R"}) for name in (*IAM_CHANGES, "GetPolicy", "ListRoleTags", "ListRolePolicies")),
     ("logs", "DescribeLogStreams", {}),
     ("logs", "DescribeLogStreams", {"logStreamNamePrefix": "job-1"}),
     ("logs", "DescribeLogStreams", {"logStreamNamePrefix": "job-10/"}),
@@ -224,6 +230,8 @@ def test_every_operation_of_the_service_has_a_rule_or_is_listed_as_reserved():
     tuning = ("CreateHyper", "DescribeHyper", "StopHyper", "DeleteHyper", "ListTrainingJobsForHyper")
     owners_alone |= {("sagemaker", f"{word}ParameterTuningJob") for word in tuning}
     owners_alone |= {("sagemaker", "ListHyperParameterTuningJobs")}
+    policy_reads = ("GetPolicy", "GetPolicyVersion", "GetRolePolicy", "ListPolicyVersions")
+    owners_alone |= {("iam", name) for name in (*policy_reads, *IAM_CHANGES)}
     assert set(HANDLERS) - set(RULES) - OPERATIONS - {("sagemaker", "ListTags")} == owners_alone
 
 

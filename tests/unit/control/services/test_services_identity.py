@@ -59,12 +59,6 @@ async def test_there_is_no_user_and_no_policy_to_attach(plane):
     assert (await plane.call("iam", "ListAttachedRolePolicies", RoleName="r"))["AttachedPolicies"] == []
 
 
-async def test_the_execution_role_is_listed(plane):
-    roles = (await plane.call("iam", "ListRoles"))["Roles"]
-    assert [role["Arn"] for role in roles] == ["arn:aws:iam::000000000000:role/ClaryExecutionRole"]
-    assert (await plane.call("iam", "ListRoles", PathPrefix="/other/"))["Roles"] == []
-
-
 async def test_a_registry_token_states_that_there_is_no_registry(plane):
     (data,) = (await plane.call("ecr", "GetAuthorizationToken"))["authorizationData"]
     assert base64.b64decode(data["authorizationToken"]) == b"AWS:there-is-no-registry-here"
