@@ -264,10 +264,16 @@ def test_signatures_give_arrays_their_types_and_metrics_count_microbatches(rank,
             mean(loss)
             return loss
 
+        @smp.step
+        def run_without_self(images, labels):
+            return LOSS(labels, model(images, training=False))
+
     evaluation = Evaluation()
     found = [evaluation.run(IMAGES[:8].astype(np.float64), LABELS[:8]) for _ in range(2)]
     assert float(mean.count) == 4
     np.testing.assert_allclose(float(mean.result()), float(found[1].reduce_mean()), rtol=1e-6)
+    score = tf.function(lambda *batch: evaluation.run_without_self(*batch).reduce_mean())
+    np.testing.assert_allclose(float(score(IMAGES[:8], LABELS[:8])), float(found[1].reduce_mean()), rtol=1e-6)
     failure_of(
         TypeError,
         lambda: evaluation.run(tf.constant(IMAGES[:8], tf.float64), LABELS[:8]),

@@ -57,6 +57,36 @@ def test_a_layer_that_occurs_twice_in_a_sequence_runs_twice(rank, size):
     assert_like_alone(Repeated, 2, partitions=2)
 
 
+class Trainer:
+    """A trainer as in public scripts: one of its steps takes no `self`, and is called by the instance all the same."""
+
+    @smp.step
+    def plain_step(model, inputs, targets):
+        return train_once(model, inputs, targets)
+
+    @smp.step(non_split_inputs=["self"])
+    def method_step(self, model, inputs, targets):
+        assert isinstance(self, Trainer)
+        return train_once(model, inputs, targets)
+
+
+def train_once(model, inputs, targets):
+    loss = loss_of(model(inputs), targets)
+    model.backward(loss)
+    return loss
+
+
+def test_a_step_of_a_class_gets_the_instance_only_if_it_takes_self(rank, size):
+    start(partitions=2)
+    model, optimizer = wrapped(SharedPerceptron)
+    inputs, targets = batch_of(SharedPerceptron, 0)
+    found = []
+    for step in (Trainer().plain_step, Trainer().method_step, train_step):
+        optimizer.zero_grad()
+        found.append(step(model, inputs, targets).reduce_mean())
+    assert found[0] == found[1] == found[2], found
+
+
 def test_dataclasses_pass_between_ranks_and_inputs_may_be_changed_in_place(rank, size):
     start(partitions=2, microbatches=2, auto_partition=False, default_partition=0)
     module = make(Records)

@@ -18,6 +18,7 @@ step_counting                                      the counts of steps, continue
 files, tensor_files, folder_claims, writing        standard library only: the layout of files
 s3_access, object_blocks, s3_files, host_files     the same layout in S3, and of several hosts
 ranks, losses, module_watch, step_capture, hook    torch: the tensors seen in a program
+own_hooks, passed_values, metric_file              torch: hooks of subclasses, values that programs pass
 surroundings, graphed_callables                    torch: calls in which a hook does nothing
 buffers, copying, saving, worker_output            torch: the copies of tensors, and their output
 ends, saved_steps, saved_tensor, tensor_catalog, arrays    saved tensors; numpy once a value is read

@@ -7,7 +7,6 @@ in a configuration is logged, and no tensor is saved.
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -15,10 +14,14 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
-from clary.train.debugger.configuration import HookConfiguration, configuration_path, read_configuration
+from clary.train.debugger.configuration import (
+    HookConfiguration,
+    configuration_path,
+    is_switched_off,
+    read_configuration,
+)
 from clary.train.debugger.errors import ConfigurationError
 
-SWITCH_VARIABLE = "USE_SMDEBUG"
 _log = logging.getLogger("clary.debugger")
 
 
@@ -30,9 +33,9 @@ def install_from_config(path: str | Path | None = None) -> bool:
     Args:
         path: path of the configuration; None for SMDEBUG_CONFIG_FILE_PATH or the job's default path.
 
-    Returns: whether there is a usable configuration, and USE_SMDEBUG is not 0.
+    Returns: whether there is a usable configuration, and USE_SMDEBUG does not switch it off.
     """
-    if os.environ.get(SWITCH_VARIABLE) == "0":
+    if is_switched_off():
         return False
     place = configuration_path(path)
     try:

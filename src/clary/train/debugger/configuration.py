@@ -25,6 +25,7 @@ from clary.train.debugger.errors import ConfigurationError
 from clary.train.debugger.reduction_config import ReductionConfig, as_bool
 from clary.train.debugger.save_config import SaveConfig
 
+SWITCH_VARIABLE = "USE_SMDEBUG"
 PATH_VARIABLE = "SMDEBUG_CONFIG_FILE_PATH"
 DEFAULT_PATH = "/opt/ml/input/config/debughookconfig.json"
 DEFAULT_FOLDER = "/opt/ml/output/tensors"
@@ -43,6 +44,11 @@ class HookConfiguration:
     include_workers: str = "one"
     collections: list[Collection] = field(default_factory=list)
     has_tensorboard: bool = False  # whether export_tensorboard is requested, which this library does not support
+
+
+def is_switched_off() -> bool:
+    """Whether USE_SMDEBUG keeps programs from having a hook that they do not make themselves."""
+    return os.environ.get(SWITCH_VARIABLE, "").strip().lower() in ("0", "false", "no", "off")
 
 
 def configuration_path(given: str | Path | None = None) -> Path:

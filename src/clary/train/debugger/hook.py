@@ -21,11 +21,17 @@ from typing import Any
 import torch
 
 from clary.train.debugger.capture.hook_options import HookOptions
+from clary.train.debugger.capture.own_hooks import ModuleHooks
 from clary.train.debugger.capture.step_capture import StepCapture
 from clary.train.debugger.capture.worker_output import WorkerOutput
 from clary.train.debugger.collection import CollectionKeys
-from clary.train.debugger.configuration import HookConfiguration, configuration_path, read_configuration
-from clary.train.debugger.errors import ConfigurationError, DebuggerError, UnsupportedError
+from clary.train.debugger.configuration import (
+    HookConfiguration,
+    configuration_path,
+    is_switched_off,
+    read_configuration,
+)
+from clary.train.debugger.errors import ConfigurationError, DebuggerError
 from clary.train.debugger.modes import ModeKeys
 from clary.train.debugger.reduction_config import ReductionConfig
 from clary.train.debugger.save_config import SaveConfig
@@ -34,11 +40,12 @@ LIMIT_S = 30.0  # longest wait of a step for memory, and of `close` for the disk
 _log = logging.getLogger("clary.debugger")
 
 
-class Hook(HookOptions):
+class Hook(HookOptions, ModuleHooks):
     """Saves the tensors of its collections. A program has one hook: a new hook closes the previous hook.
 
     Args:
         out_dir: folder, created when the first step is saved. None for a job's own folder, /opt/ml/output/tensors.
+        export_tensorboard, tensorboard_dir: not supported; a warning says so.
         reduction_config, save_config: defaults for collections without such settings.
         include_regex: expressions for tensors that are saved as the collection `default`.
         include_collections: collections to save by name, besides `losses`.
@@ -48,8 +55,10 @@ class Hook(HookOptions):
         strict: whether to raise errors.
         limit_s: seconds that a step waits for memory, and `close` for the disk.
 
-    Raises: ConfigurationError, UnsupportedError.
+    Raises: ConfigurationError.
     """
+
+    _capture: StepCapture
 
     def __init__(
         self,
@@ -68,7 +77,9 @@ class Hook(HookOptions):
         limit_s: float = LIMIT_S,
     ) -> None:
         if export_tensorboard or tensorboard_dir:
-            raise UnsupportedError("export_tensorboard is not supported: use torch.utils.tensorboard in the program")
+            _log.warning(
+                "debugger: export_tensorboard is not supported and is left out: use torch.utils.tensorboard instead"
+            )
         if limit_s <= 0:
             raise ConfigurationError(f"limit_s is {limit_s}; expected seconds, more than 0")
         super().__init__(
@@ -82,7 +93,7 @@ class Hook(HookOptions):
             include_workers=include_workers,
         )
         self._output = WorkerOutput(self, limit_s=limit_s)
-        self._capture = StepCapture(self, self._output, strict=strict)
+        self._capture = StepCapture(self, self._output, strict=strict, own=self._own_hooks())
         atexit.register(self.close)
         set_hook(self)
 
@@ -90,22 +101,23 @@ class Hook(HookOptions):
     def create_from_json_file(cls, json_file_path: str | Path | None = None, **options: Any) -> Hook:
         """Return a hook for a job's configuration; without a path, return the hook that the job has made, if any.
 
+        A subclass makes a hook of its own, which replaces the job's.
+
         Args:
             json_file_path: None for the path in SMDEBUG_CONFIG_FILE_PATH, or the job's default path.
 
         Raises: FileNotFoundError, ConfigurationError.
         """
-        if json_file_path is None and _hooks and _hooks[0].is_automatic:
+        if json_file_path is None and cls is Hook and _hooks and _hooks[0].is_automatic:
             return _hooks[0]
         return cls.from_configuration(read_configuration(configuration_path(json_file_path)), **options)
 
     @classmethod
     def from_configuration(cls, configuration: HookConfiguration, **options: Any) -> Hook:
         """Return a hook for a configuration."""
-        if configuration.has_tensorboard:
-            _log.warning("debugger: export_tensorboard is not supported and is left out")
         hook = cls(
             out_dir=configuration.out_dir,
+            export_tensorboard=configuration.has_tensorboard,
             dry_run=configuration.dry_run,
             reduction_config=configuration.reduction_config,
             save_config=configuration.save_config,
@@ -144,27 +156,46 @@ class Hook(HookOptions):
     # Values that programs pass.
 
     def save_scalar(self, name: str, value: float, sm_metric: bool = False, timestamp: float | None = None) -> None:
-        """Save a number with the current step, as `scalar/NAME`.
+        """Save a number with the current step, as `scalar/NAME`; before the first step, with that step.
 
         Args:
-            sm_metric: whether to add it to the collection `sm_metrics`, too.
-            timestamp: accepted for smdebug's sake and ignored; the step's file has its own time.
+            sm_metric: whether to add it to the collection `sm_metrics`, too, and to the metrics of the job as
+                `scalar/NAME_MODE`, for example `scalar/loss_TRAIN`.
+            timestamp: time of the job's metric, in seconds since 1970; None for now. The step's file has its own time.
         """
-        self._capture.save_scalar(name, float(value), sm_metric)
+        self._capture.save_scalar(name, float(value), sm_metric, timestamp)
 
     def save_tensor(
         self, tensor_name: str, tensor_value: Any, collections_to_write: Iterable[str] | str = CollectionKeys.DEFAULT
     ) -> None:
-        """Save a tensor, an array or numbers with the current step, if one of the collections is saved at this step.
+        """Save a tensor, an array or numbers, if one of the collections is saved at its step.
+
+        A value belongs to the current step if a module's call, a loss or a gradient of the step follows, and otherwise
+        to the next step: values may be passed before the model is called.
 
         Args:
             tensor_name: name of the tensor in trials.
-            tensor_value: a tensor on any device, an array, or numbers.
+            tensor_value: a tensor on any device, an array, or numbers. What torch cannot make a tensor of is not saved;
+                a warning says so.
             collections_to_write: names of collections to which it is added; missing collections are made, and saved
                 from now on.
         """
         names = [collections_to_write] if isinstance(collections_to_write, str) else list(collections_to_write)
-        self._capture.save_tensor(tensor_name, tensor_value, names)
+        tensor = _tensor_of(tensor_name, tensor_value)
+        if tensor is not None:
+            self._capture.save_tensor(tensor_name, tensor, names)
+
+    def _write_raw_tensor_simple(
+        self, tensor_name: str, tensor_value: Any, tensor_ref: Any = None, timestamp: float | None = None
+    ) -> None:
+        """Save a tensor, an array or numbers with the current step in any case; public scripts call smdebug's method.
+
+        Args:
+            tensor_ref, timestamp: accepted for smdebug's sake and ignored.
+        """
+        tensor = _tensor_of(tensor_name, tensor_value)
+        if tensor is not None and tensor.numel():
+            self._capture.save_in_any_case(tensor_name, tensor)
 
     def record_tensor_value(self, tensor_name: str, tensor_value: torch.Tensor) -> None:
         """Save a tensor of any shape as NAME_output_0, like a module's result, for example a program's own loss."""
@@ -205,10 +236,15 @@ def get_hook(json_config_path: str | Path | None = None, create_if_not_exists: b
     """Return the program's hook, or None.
 
     Args:
-        create_if_not_exists: make one from the configuration file.
+        create_if_not_exists: make one from the configuration file, if there is one and USE_SMDEBUG is not off.
+
+    Raises: ConfigurationError.
     """
-    if not _hooks and create_if_not_exists:
-        return Hook.create_from_json_file(json_config_path)
+    if not _hooks and create_if_not_exists and not is_switched_off():
+        try:
+            return Hook.create_from_json_file(json_config_path)
+        except FileNotFoundError as error:
+            _log.info("debugger: there is no hook, since there is no configuration: %s", error)
     return _hooks[0] if _hooks else None
 
 
@@ -225,3 +261,14 @@ def del_hook() -> None:
     for hook in _hooks:
         hook.close()
     _hooks.clear()
+
+
+def _tensor_of(name: str, value: Any) -> torch.Tensor | None:
+    """Return a value as a tensor; None, and a line in the log, if it is text or something else without numbers."""
+    if isinstance(value, torch.Tensor):
+        return value
+    try:
+        return torch.as_tensor(value, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        _log.warning("debugger: %s is not saved: torch makes no tensor of %s: %s", name, type(value).__name__, error)
+        return None

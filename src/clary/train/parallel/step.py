@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from clary.train.parallel import runtime
+from clary.train.parallel.arguments.step_function import StepFunction
 from clary.train.parallel.arguments.step_options import read_options
 from clary.train.parallel.errors import ParallelError
 from clary.train.parallel.microbatches import merge_results, split_arguments
@@ -65,8 +66,8 @@ def step(
         detach_outputs: whether results are detached from their graphs. If not, activations stay in memory as long as
             the results.
 
-    Returns: a function of the same arguments, which returns tensors as `StepOutput` and other leaves as lists with one
-        item per microbatch.
+    Returns: a function of the same arguments (`StepFunction`), which returns tensors as `StepOutput` and other leaves
+        as lists with one item per microbatch.
     Raises: errors of `read_options`; the returned function raises errors of `split_arguments` and of the decorated
         function, `ParallelError` if another rank failed, or if it is called with the original model or, with a
         pipeline, before there is a DistributedModel.
@@ -101,7 +102,7 @@ def step(
         results = model.run_step(body, total) if model is not None else [body(number) for number in range(total)]
         return merge_results(results)
 
-    return run
+    return StepFunction(wrapped, run)
 
 
 def _detached(leaf: Any) -> Any:

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from clary.train.collective.adapters.tensorflow.memory import array_of, tensor_of
 from clary.train.collective.adapters.tensorflow.ordered import run_ordered
+from clary.train.parallel.arguments.step_function import StepFunction
 from clary.train.parallel.arguments.step_options import read_options
 from clary.train.parallel.layout.mesh import Along
 from clary.train.tf_parallel import session
@@ -74,8 +75,8 @@ def step(
         input_signature: specs of the whole batch, as for tf.function.
         options: other arguments of tf.function; options for compilation are refused, others have no effect.
 
-    Returns: a function of the same arguments, which returns tensors as `StepOutput` and other leaves as lists with one
-        item per microbatch.
+    Returns: a function of the same arguments (`StepFunction`), which returns tensors as `StepOutput` and other leaves
+        as lists with one item per microbatch.
     Raises: errors of `read_options`; ValueError for an option of compilation, TypeError for an unknown option. The
         returned function raises errors of `read_arguments`, `make_plan`, `Run.results` and the decorated function; if
         a tf.function runs the step, errors of ranks become TensorFlow errors with the same text.
@@ -111,15 +112,15 @@ class _Step:
         self._traced: dict[Any, Traced] = {}
         self._session: Session | None = None
 
-    def as_function(self) -> Callable[..., Any]:
-        """Return the step as a plain function, so that it becomes a method if it is a class attribute."""
+    def as_function(self) -> StepFunction:
+        """Return the step as scripts call it; it carries AutoGraph's mark of functions that are not converted."""
 
         @functools.wraps(self._function)
         @tf.autograph.experimental.do_not_convert
         def run(*args: Any, **kwargs: Any) -> Any:
             return self._call(args, kwargs)
 
-        return run
+        return StepFunction(self._function, run)
 
     def _call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         now = session.current()

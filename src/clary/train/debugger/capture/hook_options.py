@@ -45,6 +45,7 @@ class HookOptions:
         self.save_all, self.dry_run = save_all, dry_run
         self.include_workers = check_workers(include_workers)
         self.mode = ModeKeys.GLOBAL
+        self.last_saved_step: int | None = None
         self.is_automatic = False  # whether the job made the hook, not the program
         self.has_changed = True  # whether choices may have changed since `make_chooser`
 
@@ -53,14 +54,13 @@ class HookOptions:
         if name not in self.collection_manager.collections:
             self.include_collections.add(name)
         self.has_changed = True
-        collection = self.collection_manager.get(name)
-        if collection.save_config is None:
-            collection.save_config = self.save_config.changed_by({})  # a copy of its own, which the program may change
-        return collection
+        return self._with_own_steps(self.collection_manager.get(name))
 
     def get_collections(self) -> dict[str, Collection]:
         """Return all collections by name."""
         self.has_changed = True
+        for collection in self.collection_manager:
+            self._with_own_steps(collection)
         return self.collection_manager.collections
 
     def add_collection(self, collection: Collection) -> None:
@@ -102,3 +102,8 @@ class HookOptions:
             save_config=self.save_config,
             reduction_config=self.reduction_config,
         )
+
+    def _with_own_steps(self, collection: Collection) -> Collection:
+        if collection.save_config is None:
+            collection.save_config = self.save_config.changed_by({})  # a copy of its own, which the program may change
+        return collection

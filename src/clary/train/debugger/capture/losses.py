@@ -38,9 +38,15 @@ MODULES_OF: Mapping[str, str] = {
     "triplet_margin_loss": "TripletMarginLoss",
     "triplet_margin_with_distance_loss": "TripletMarginWithDistanceLoss",
 }
+LOSS_MODULES = frozenset(MODULES_OF.values())
 Listener = Callable[[str, tuple[Any, ...], Any], None]  # name of the module, arguments, result
 _listeners: list[Listener] = []
 _originals: dict[str, Callable[..., Any]] = {}
+
+
+def calls_loss_function(module: Any) -> bool:
+    """Whether a module is one of torch's own that call a loss function, which reports the loss."""
+    return module.__class__.__module__.startswith("torch.nn.") and module.__class__.__name__ in LOSS_MODULES
 
 
 def listen(listener: Listener) -> None:

@@ -11,14 +11,16 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
+from clary.train.debugger.capture import losses
 from clary.train.debugger.capture.choosing import needs_modules
 from clary.train.debugger.capture.graphed_callables import stay, step_aside
+from clary.train.debugger.capture.own_hooks import OwnHooks
 from clary.train.debugger.capture.surroundings import is_compiled, is_traced
 from clary.train.debugger.collection import Collection, CollectionKeys
 
@@ -152,29 +154,40 @@ class _Call:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
+class Seen(Protocol):
+    """Receives what hooks see."""
+
+    def see_tensor(self, name: str, tensor: torch.Tensor) -> None:
+        """Receive a tensor by its name."""
+
+    def see_module(self, name: str, kind: str, given: Any, result: Any) -> None:
+        """Receive a module's name, its class (empty if the name is the class), its arguments and its result."""
+
+    def settle(self) -> None:
+        """Learn that a module's call has ended, or that a gradient is there."""
+
+
 class StepWatch:
     """Hooks in torch for one step.
 
     Args:
         collections: the collections to save at the step.
-        see_tensor: called with a name and a tensor.
-        see_module: called with a module's name, its class (empty if the name is the class), its arguments and its
-            result.
         is_wanted: returns whether a tensor with a name is saved.
+        own: hooks of a subclass of Hook, called in place of ours.
     """
 
     def __init__(
         self,
         modules: ModuleWatch,
         collections: list[Collection],
-        see_tensor: Callable[[str, torch.Tensor], None],
-        see_module: Callable[[str, str, Any, Any], None],
+        seen: Seen,
         is_wanted: Callable[[str], bool],
+        own: OwnHooks,
     ) -> None:
         self._modules = modules
         self._names = {one.name for one in collections}
         self._needs_modules = needs_modules(collections)
-        self._see_tensor, self._see_module, self._is_wanted = see_tensor, see_module, is_wanted
+        self._seen, self._is_wanted, self._own = seen, is_wanted, own
         self._handles: list[Any] = []
         self._has_gradient: set[str] = set()
 
@@ -182,8 +195,12 @@ class StepWatch:
         """Save weights, and hook gradients, optimizers and modules; modules of compiled models are left alone."""
         for name, parameter in self._modules.parameters():
             if self._is_wanted(name):
-                self._see_tensor(name, parameter)
-            if parameter.requires_grad and parameter.is_leaf and self._is_wanted(GRADIENT + name):
+                self._seen.see_tensor(name, parameter)
+            if self._own.of_gradient is not None:
+                if parameter.requires_grad:
+                    self._has_gradient.add(name)
+                    self._handles.append(parameter.register_hook(self._own.of_gradient(name)))
+            elif parameter.requires_grad and parameter.is_leaf and self._is_wanted(GRADIENT + name):
                 self._handles.append(parameter.register_post_accumulate_grad_hook(self._gradient_hook(name)))
         register = torch_optimizer.register_optimizer_step_pre_hook
         self._handles.append(register(self._before_optimizer))
@@ -203,7 +220,7 @@ class StepWatch:
         def see(parameter: torch.Tensor) -> None:
             if parameter.grad is not None:
                 self._has_gradient.add(name)
-                self._see_tensor(GRADIENT + name, parameter.grad)
+                self._seen.see_tensor(GRADIENT + name, parameter.grad)
 
         return see
 
@@ -211,28 +228,34 @@ class StepWatch:
         """Save gradients that no hook has reported: set by a library, or belonging to a sharded parameter."""
         for name, parameter in self._modules.parameters():
             if name not in self._has_gradient and parameter.grad is not None and self._is_wanted(GRADIENT + name):
-                self._see_tensor(GRADIENT + name, parameter.grad)
+                self._seen.see_tensor(GRADIENT + name, parameter.grad)
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         names = {id(parameter): name for name, parameter in self._modules.parameters()}
         for parameter, state in optimizer.state.items():
             for key, value in state.items():
                 if isinstance(value, torch.Tensor) and id(parameter) in names:
-                    self._see_tensor(f"{OPTIMIZER}{names[id(parameter)]}_{key}", value)
+                    self._seen.see_tensor(f"{OPTIMIZER}{names[id(parameter)]}_{key}", value)
 
     def _after_module(self, module: torch.nn.Module, given: Any, result: Any) -> None:
         if is_traced():
             return
         name = self._modules.names.get(id(module))
-        if name is not None:
+        is_loss = id(module) in self._modules.losses
+        if name is not None or is_loss:
+            self._seen.settle()
+        if self._own.of_module is not None and (name is not None or is_loss):
+            self._own.of_module(module, given, result)
+        elif name is not None:
             if self._needs_modules:
-                self._see_module(name, module.__class__.__name__.lower(), given, result)
-        elif id(module) in self._modules.losses or (
-            isinstance(module, torch.nn.modules.loss._Loss)
-            # torch's own loss modules call loss functions, which report the loss
-            and not module.__class__.__module__.startswith("torch.")
+                self._seen.see_module(name, module.__class__.__name__.lower(), given, result)
+        elif not losses.calls_loss_function(module) and (
+            is_loss
+            or (
+                isinstance(module, torch.nn.modules.loss._Loss) and not module.__class__.__module__.startswith("torch.")
+            )
         ):
-            self._see_module(module.__class__.__name__, "", given, result)
+            self._seen.see_module(module.__class__.__name__, "", given, result)
 
 
 def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:

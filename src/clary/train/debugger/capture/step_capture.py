@@ -1,7 +1,8 @@
 """Follows the program step by step and copies the wanted tensors.
 
-A step begins when the model is called, in any phase, and ends at its next call: tensors in between belong to it.
-Weights are saved as they are before the step, gradients as they are after its backward pass.
+A step begins when the model is called, in any phase, and ends at its next call: tensors in between belong to it, except
+values of `save_tensor` (`passed_values`). Weights are saved as they are before the step, gradients as they are after
+its backward pass.
 
 An error here ends the saving, not the training: it is logged once, and `failure` keeps it. A strict hook raises it
 instead.
@@ -21,7 +22,10 @@ from clary.train.debugger.capture import losses
 from clary.train.debugger.capture.choosing import Chooser, Wanted
 from clary.train.debugger.capture.copying import StepCopy
 from clary.train.debugger.capture.hook_options import HookOptions
+from clary.train.debugger.capture.metric_file import MetricFile
 from clary.train.debugger.capture.module_watch import ModuleWatch, StepWatch
+from clary.train.debugger.capture.own_hooks import OwnHooks
+from clary.train.debugger.capture.passed_values import EarlyValues, PassedValues
 from clary.train.debugger.capture.step_counting import CountsFile, restored_counts
 from clary.train.debugger.capture.surroundings import has_plain_tensors
 from clary.train.debugger.capture.worker_output import WorkerOutput
@@ -55,15 +59,19 @@ class StepCapture:
     Args:
         options: options of the hook, which may change while the program runs.
         strict: whether to raise errors.
+        own: hooks of a subclass, which replace those of this class.
     """
 
-    def __init__(self, options: HookOptions, output: WorkerOutput, *, strict: bool) -> None:
+    def __init__(self, options: HookOptions, output: WorkerOutput, *, strict: bool, own: OwnHooks) -> None:
         self.step = -1
         self.mode_steps = dict.fromkeys(ModeKeys, -1)
         self.failure: Exception | None = None
         self.modules = ModuleWatch(self._begin_step, self._give_up)
         self._options, self._output = options, output
         self._is_strict, self._pid = strict, os.getpid()
+        self._own = own.guarded(self._give_up, strict=strict)
+        self._passed, self._early, self._metrics = PassedValues(self._see_tensor), EarlyValues(), MetricFile()
+        self._step_mode = ModeKeys.GLOBAL  # phase in which this step began
         self._chooser: Chooser | None = None
         self._now: list[Collection] = []  # collections that this step saves
         self._leaves_be = False  # whether this step is not saved because it would replace another program's step
@@ -77,37 +85,58 @@ class StepCapture:
     # Calls of programs.
 
     @_guarded
-    def save_scalar(self, name: str, value: float, sm_metric: bool) -> None:
-        """Save a number with the current step, as `scalar/NAME`.
+    def save_scalar(self, name: str, value: float, sm_metric: bool, timestamp: float | None = None) -> None:
+        """Save a number with the current step, as `scalar/NAME`; before the first step, with that step.
 
         Args:
             name: without `scalar/`.
             value: saved as a double.
-            sm_metric: whether to add it to the collection `sm_metrics`, too.
+            sm_metric: whether to add it to the collection `sm_metrics` and to the metrics of the job, too.
+            timestamp: time of the job's metric, in seconds since 1970; None for now.
         """
-        self._up_to_date()
-        if self._output.saves and (copy := self._open_copy()) is not None:
-            if sm_metric:
-                self._options.collection_manager.get(CollectionKeys.SM_METRICS).add_tensor_name(f"scalar/{name}")
-                self._output.write_collections()
-            copy.add(f"scalar/{name}", torch.tensor(value, dtype=torch.float64, device="cpu"), Wanted(True, ()))
+        if not self._has_to_save():
+            return
+        full, mode = f"scalar/{name}", self._options.mode
+        if sm_metric:
+            self._options.collection_manager.get(CollectionKeys.SM_METRICS).add_tensor_name(full)
+            self._output.write_collections()
+            self._metrics.add(f"{full}_{mode.name}", value, max(0, self.mode_steps[mode]), timestamp)
+        self.save_in_any_case(full, torch.tensor(value, dtype=torch.float64, device="cpu"))
 
     @_guarded
-    def save_tensor(self, name: str, value: Any, collections: list[str]) -> None:
-        """Save values with the current step, if one of the collections is saved at this step.
+    def save_in_any_case(self, name: str, value: torch.Tensor) -> None:
+        """Save values with the current step, also if the step is not saved; before the first step, with that step."""
+        if not self._has_to_save() or not has_plain_tensors():
+            return
+        if self.step < 0:
+            kept = value.detach().clone()
+            self._early.keep(name, lambda: self.save_in_any_case(name, kept))
+        elif (copy := self._open_copy()) is not None:
+            copy.add(name, value, Wanted(True, ()))
+
+    @_guarded
+    def save_tensor(self, name: str, value: torch.Tensor, collections: list[str]) -> None:
+        """Save values with the step of the next event (`passed_values`), if one of the collections is saved there.
 
         Args:
             name: name of the tensor.
-            value: a tensor, or numbers that torch converts into one.
+            value: a tensor on any device.
             collections: names of collections to which it is added; missing collections are made, and saved from now on.
         """
         self._options.add_tensor_name(name, collections)
-        if self._options.has_changed:
+        if self.step >= 0 and self._options.has_changed:
             chooser = self._up_to_date()
-            if self.step >= 0 and self._output.saves:
-                self._now = chooser.at(self._options.mode, self.mode_steps[self._options.mode])
+            if self._output.saves and not self._leaves_be:
+                self._now = chooser.at(self._step_mode, self.mode_steps[self._step_mode])
                 self._output.write_collections()
-        self._see_tensor(name, value if isinstance(value, torch.Tensor) else torch.as_tensor(value, device="cpu"))
+        if not has_plain_tensors():
+            return
+        if not self._may_be_saved(name):
+            self._passed.forget(name)
+            return
+        self._passed.keep(name, value)
+        if self.step >= 0:
+            self._passed.watch_backward(self.modules.model)
 
     @_guarded
     def see_module(self, name: str, kind: str, given: Any, result: Any) -> None:
@@ -121,21 +150,39 @@ class StepCapture:
         """
         if not self._now:
             return
-        for side, values in (("input", given), ("output", result)):
-            for place, tensor in enumerate(_tensors(values)):
-                alias = f"{name}.{kind}_{side}_{place}" if kind and kind not in name.lower() else ""
-                full = f"{name}_{side}_{place}"
-                # A module's name is unique; a loss may be computed several times.
-                self._see_tensor(full if kind else self._output.free_name(full), tensor, alias)
+        self.see_values(name, kind, "input", given)
+        self.see_values(name, kind, "output", result)
+
+    @_guarded
+    def see_values(self, name: str, kind: str, side: str, values: Any) -> None:
+        """Save the inputs or the outputs of a module.
+
+        Args:
+            name, kind, values: as for `see_module`.
+            side: `input` or `output`.
+        """
+        for place, tensor in enumerate(_tensors(values)):
+            alias = f"{name}.{kind}_{side}_{place}" if kind and kind not in name.lower() else ""
+            full = f"{name}_{side}_{place}"
+            # A module's name is unique; a loss may be computed several times.
+            self._see_tensor(full if kind else self._output.free_name(full), tensor, alias)
+
+    @_guarded
+    def see_tensor(self, name: str, tensor: torch.Tensor) -> None:
+        """Save a tensor if a collection wants it at this step."""
+        self._see_tensor(name, tensor)
 
     def close(self) -> None:
         """End the last step, write all steps and mark this worker as ended. A second call does nothing."""
         if self._is_closed or self._pid != os.getpid():
             return
-        self._is_closed = True
         losses.stop_listening(self._listener)
         self.modules.close()
+        if self.failure is None:
+            self._passed.close(self._has_value)
+            self._early.close()
         self._finish_step()
+        self._is_closed = True
         if self._counts_file is not None:
             self._counts_file.close()
         self._output.close(failure="" if self.failure is None else repr(self.failure))
@@ -147,7 +194,7 @@ class StepCapture:
         self._finish_step()
         if self._counts_file is None:
             self._counts_file = self._go_on()
-        mode = self._options.mode
+        mode = self._step_mode = self._options.mode
         self.step += 1
         self.mode_steps[mode] += 1
         if mode is not ModeKeys.GLOBAL:
@@ -159,14 +206,23 @@ class StepCapture:
             self._leaves_be = self._is_evaluation_after_training()
         elif self._leaves_be and torch.is_grad_enabled():
             self._leaves_be = False
-        if not self._now or self._leaves_be:
+        if self._leaves_be:
             self._now = []
-            return
-        self._step_watch = StepWatch(self.modules, self._now, self._see_tensor, self.see_module, self._is_wanted)
-        self._step_watch.begin()
+        if self._now:
+            self._options.last_saved_step = self.step
+            self._step_watch = StepWatch(self.modules, self._now, self, self._is_wanted, self._own)
+            self._step_watch.begin()
+        self.settle()
+        self._early.save()
+
+    @_guarded
+    def settle(self) -> None:
+        """Save the values of `save_tensor` with this step."""
+        self._passed.settle()
 
     @_guarded
     def _finish_step(self) -> None:
+        self._passed.end_step()
         if self._step_watch is not None:
             self._step_watch.end()
             self._step_watch = None
@@ -182,6 +238,7 @@ class StepCapture:
             copy.add(name, tensor, wanted, alias)
 
     def _see_loss(self, module: str, given: tuple[Any, ...], result: Any) -> None:
+        self.settle()
         if self._now:
             self.see_module(module, "", given, result)
 
@@ -220,6 +277,29 @@ class StepCapture:
     def _is_wanted(self, name: str) -> bool:
         return self._up_to_date().wants(self._now, name) is not None
 
+    def _has_to_save(self) -> bool:
+        """Whether this worker saves; before the first step without a chooser, for which models may still be missing."""
+        if self.step < 0:
+            self._output.find_worker()
+        else:
+            self._up_to_date()
+        return self._output.saves
+
+    def _may_be_saved(self, name: str) -> bool:
+        """Whether this step or the next one, in any phase, saves a tensor."""
+        if not self._has_to_save():
+            return False
+        if self.step < 0:  # the first step's number may come from a checkpoint
+            return True
+        chooser = self._up_to_date()
+        return chooser.wants(self._now, name) is not None or any(
+            chooser.wants(chooser.at(mode, self.mode_steps[mode] + 1), name) is not None for mode in ModeKeys
+        )
+
+    def _has_value(self, name: str) -> bool:
+        """Whether the last step cannot take a value, since it has one of that name, or since there was no step."""
+        return self.step < 0 or self._output.has(name)
+
     def _is_evaluation_after_training(self) -> bool:
         """Whether an automatic hook sees no gradients, and another program has saved here and ended without an error.
 
@@ -231,8 +311,7 @@ class StepCapture:
         """Return the copies to add this step's tensors to; None if the step is not saved."""
         if self._is_closed or self.step < 0 or self._leaves_be:
             return None
-        mode = self._options.mode
-        return self._output.open_copy(self.step, mode, self.mode_steps[mode])
+        return self._output.open_copy(self.step, self._step_mode, self.mode_steps[self._step_mode])
 
     def _give_up(self, error: Exception) -> None:
         self.failure = error
@@ -241,6 +320,7 @@ class StepCapture:
         else:
             _log.error("debugger: nothing more is saved, training goes on: %r", error, exc_info=error)
         self._now = []
+        self._passed.end_step()
         self._output.abandon_step()
         watch, self._step_watch = self._step_watch, None
         if watch is not None:

@@ -79,6 +79,11 @@ class WorkerOutput:
             found, number = f"{name}_{number}", number + 1
         return found
 
+    def has(self, name: str) -> bool:
+        """Whether the step has a tensor of a name."""
+        copy = None if self._saver is None else self._saver.copy
+        return copy is not None and name in copy
+
     def write_collections(self) -> None:
         """Write the file of collections if a tensor was saved; else the first tensor does so. Raises: OSError."""
         if self._saver is not None:

@@ -157,6 +157,12 @@ class Trial:
         return self._steps.has_ended
 
     @property
+    def loaded_all_steps(self) -> bool:
+        """Whether training has ended and all its steps are known; looks for new files. Raises: as `refresh`."""
+        self.refresh()
+        return self._steps.has_ended
+
+    @property
     def num_restarts(self) -> int:
         """Number of programs that have replaced an earlier program."""
         return self._reader.num_restarts

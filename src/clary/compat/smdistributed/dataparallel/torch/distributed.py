@@ -6,6 +6,7 @@ Source: sagemaker-python-sdk `doc/api/training/sdp_versions/v1.2.x/smd_data_para
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ import torch.distributed
 
 from clary.train.collective.adapters.torch import registration
 
+_log = logging.getLogger("clary.smddp")
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # set by launchers of ranks
 
 
@@ -39,10 +41,19 @@ def is_available() -> bool:
 
 
 def init_process_group(*args: object, **kwargs: object) -> None:
-    """Join the group of all ranks; call it before any other function of this module. Arguments have no effect.
+    """Join the group of all ranks; call it before any operation of this module. Arguments have no effect.
+
+    A process that has joined a group already stays in that group, which the log says.
 
     Raises: RuntimeError if this process was not started as a rank.
     """
+    if is_initialized():
+        _log.info(
+            "smdistributed.dataparallel: this process has joined already, with the backend %s; init_process_group "
+            "changes nothing",
+            torch.distributed.get_backend(),
+        )
+        return
     if not is_available():
         missing = ", ".join(name for name in _RANK_VARIABLES if name not in os.environ)
         raise RuntimeError(
@@ -53,26 +64,49 @@ def init_process_group(*args: object, **kwargs: object) -> None:
     torch.distributed.init_process_group("smddp")
 
 
+def destroy_process_group(group: object = group.WORLD) -> None:
+    """Leave the group of all ranks; afterwards, `init_process_group` joins it again.
+
+    Raises: ValueError for another group than WORLD, or without a group.
+    """
+    check_group(group)
+    torch.distributed.destroy_process_group()
+
+
 def is_initialized() -> bool:
     """Whether `init_process_group` was called."""
-    return bool(torch.distributed.is_initialized())
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def get_world_size(group: object = group.WORLD) -> int:
-    """Return the number of ranks."""
+    """Return the number of ranks; before `init_process_group`, the number that the launcher has set.
+
+    Raises: ValueError for another group than WORLD, or if there is neither a group nor a launcher.
+    """
     check_group(group)
-    return int(torch.distributed.get_world_size())
+    told = None if is_initialized() else _launchers_number("WORLD_SIZE")
+    return int(torch.distributed.get_world_size()) if told is None else told
 
 
 def get_rank(group: object = group.WORLD) -> int:
-    """Return this process's rank among all."""
+    """Return this process's rank among all; before `init_process_group`, the rank that the launcher has set.
+
+    Raises: ValueError for another group than WORLD, or if there is neither a group nor a launcher.
+    """
     check_group(group)
-    return int(torch.distributed.get_rank())
+    told = None if is_initialized() else _launchers_number("RANK")
+    return int(torch.distributed.get_rank()) if told is None else told
 
 
 def get_local_rank() -> int:
-    """Return this process's rank on its host."""
-    return int(os.environ["LOCAL_RANK"])
+    """Return this process's rank on its host. Raises: RuntimeError if no launcher has set it."""
+    told = _launchers_number("LOCAL_RANK")
+    if told is None:
+        raise RuntimeError(
+            "smdistributed.dataparallel: this process was not started as a rank, LOCAL_RANK is missing or no number. "
+            'Start it with distribution={"smdistributed": {"dataparallel": {"enabled": True}}} or torchrun.'
+        )
+    return told
 
 
 def all_reduce(
@@ -89,6 +123,23 @@ def all_reduce(
     """
     check_group(group)
     return torch.distributed.all_reduce(tensor, op=op, async_op=async_op)
+
+
+def reduce(
+    tensor: torch.Tensor, dst: int, op: Any = ReduceOp.SUM, group: object = group.WORLD, async_op: bool = False
+) -> Any:
+    """Reduce `tensor` of all ranks on rank `dst`, in place; the other ranks' tensors may be overwritten.
+
+    Args:
+        tensor: of the same shape and dtype on all ranks.
+        dst: rank that gets the result.
+        op: one of `ReduceOp`.
+        async_op: return a handle with `wait()` at once, instead of None after the operation.
+
+    Raises: ValueError for another group than WORLD.
+    """
+    check_group(group)
+    return torch.distributed.reduce(tensor, dst, op=op, async_op=async_op)
 
 
 def broadcast(tensor: torch.Tensor, src: int = 0, group: object = group.WORLD, async_op: bool = False) -> Any:
@@ -159,11 +210,17 @@ def check_group(group: object) -> None:
 
     Raises: ValueError for another group, and for None.
     """
-    is_default = torch.distributed.is_initialized() and group is torch.distributed.group.WORLD
+    is_default = is_initialized() and group is torch.distributed.group.WORLD
     if group != _WORLD and not is_default:
         raise ValueError(
             f"group {group!r}: smdistributed.dataparallel knows group.WORLD only; for others use torch.distributed"
         )
+
+
+def _launchers_number(name: str) -> int | None:
+    """Return the number in a variable of ranks; None if it is missing or no number."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else None
 
 
 _WORLD = group.WORLD

@@ -1,0 +1,390 @@
+"""Calls of public scripts for smdebug: values before the model's call, hooks of their own, jobs without a hook."""
+
+import functools
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from clary.agent.training.value_lines import of_json_line
+from clary.compat.smdebug import pytorch as smd
+from clary.train import debugger
+from clary.train.debugger.capture.metric_file import FOLDER_VARIABLE
+from clary.train.debugger.configuration import PATH_VARIABLE, SWITCH_VARIABLE
+from clary.train.debugger.hook import Hook, del_hook, get_hook
+from clary.train.debugger.modes import ModeKeys
+
+torch.set_num_threads(1)
+EVERY = debugger.SaveConfig(save_interval=1)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 3)
+        self.relu = torch.nn.ReLU()
+        self.out = torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.out(self.relu(self.fc(x)))
+
+
+class Lines(logging.Handler):
+    """Keeps the lines of the debugger's log."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def in_folder(test):
+    """Run a test with a new folder and the lines of the log; remove the hook and the variables afterwards."""
+
+    @functools.wraps(test)
+    def run():
+        log, logger = Lines(), logging.getLogger("clary.debugger")
+        logger.addHandler(log)
+        logger.propagate = False
+        with tempfile.TemporaryDirectory(prefix="clary-debugger-") as at:
+            try:
+                test(Path(at), log.lines)
+            finally:
+                del_hook()
+                logger.removeHandler(log)
+                for name in (PATH_VARIABLE, SWITCH_VARIABLE, FOLDER_VARIABLE):
+                    os.environ.pop(name, None)
+
+    return run
+
+
+def make(at, **options):
+    hook = Hook(at, strict=True, **{"save_config": EVERY, **options})
+    model = Net()
+    hook.register_module(model)
+    return hook, model
+
+
+def train(model, steps, before=None, between=None, after=None, loss=None):
+    for step in range(steps):
+        if before:
+            before(step)
+        given, labels = torch.randn(8, 4), torch.randint(0, 2, (8,))
+        output = model(given)
+        if between:
+            between(step)
+        value = (loss or (lambda *args: F.cross_entropy(*args)))(output, labels)
+        value.backward()
+        if after:
+            after(step)
+
+
+def saved(hook, at, name):
+    """Return step -> value of a tensor of one number."""
+    hook.close()
+    trial = debugger.create_trial(at)
+    if not trial.has_tensor(name):
+        return {}
+    return {step: float(value.reshape(-1)[0]) for step, value in trial.tensor(name).values().items()}
+
+
+# Jobs without a configuration.
+
+
+@in_folder
+def test_without_a_configuration_there_is_no_hook(at, lines):
+    os.environ[PATH_VARIABLE] = str(at / "missing.json")
+    assert smd.get_hook(create_if_not_exists=True) is None
+    assert smd.get_hook(str(at / "other.json"), create_if_not_exists=True) is None
+    assert get_hook() is None
+
+
+@in_folder
+def test_a_configuration_makes_a_hook_unless_the_switch_is_off(at, lines):
+    (at / "hook.json").write_text(json.dumps({"LocalPath": str(at / "tensors")}))
+    os.environ[PATH_VARIABLE] = str(at / "hook.json")
+    for off in ("0", "False"):
+        os.environ[SWITCH_VARIABLE] = off
+        assert smd.get_hook(create_if_not_exists=True) is None
+    os.environ[SWITCH_VARIABLE] = "1"
+    assert isinstance(smd.get_hook(create_if_not_exists=True), Hook)
+
+
+# Values that programs pass.
+
+
+@in_folder
+def test_numbers_and_values_passed_before_the_first_call_belong_to_the_first_step(at, lines):
+    hook, model = make(at)
+    hook.save_scalar("parameters", 23.0)
+    hook.save_scalar("parameters", 24.0)
+    hook.save_tensor("labels", [7.0])
+    train(model, 2)
+    assert saved(hook, at, "scalar/parameters") == {0: 24.0}
+    assert saved(hook, at, "labels") == {0: 7.0}
+
+
+@in_folder
+def test_values_passed_before_the_models_call_belong_to_the_step_of_that_call(at, lines):
+    hook, model = make(at)
+    value = torch.zeros(1)
+
+    def before(step):
+        hook.save_tensor("before", value.fill_(step))
+
+    def after(step):
+        hook.save_tensor("after", torch.tensor([step]))
+        value.fill_(-1)  # the program uses its memory again
+
+    train(model, 3, before, lambda step: hook.save_tensor("between", [step]), after)
+    assert saved(hook, at, "before") == {0: 0, 1: 1, 2: 2}
+    assert saved(hook, at, "between") == {0: 0, 1: 1, 2: 2}
+    assert saved(hook, at, "after") == {1: 0, 2: 1}
+    assert any("last values of after are not saved" in line for line in lines)
+
+
+@in_folder
+def test_a_value_that_follows_the_last_call_is_saved_if_the_last_step_has_none(at, lines):
+    hook, model = make(at)
+    train(model, 2)
+    hook.save_tensor("score", [0.5])
+    assert saved(hook, at, "score") == {1: 0.5}
+    assert not lines
+
+
+@in_folder
+def test_values_of_an_evaluation_without_gradients_belong_to_the_call_that_follows(at, lines):
+    hook, model = make(at)
+    hook.set_mode(ModeKeys.EVAL)
+    with torch.no_grad():
+        for step in range(3):
+            hook.save_tensor("labels", [step])
+            model(torch.randn(8, 4))
+    assert saved(hook, at, "labels") == {0: 0, 1: 1, 2: 2}
+
+
+@in_folder
+def test_values_of_steps_that_are_not_saved_do_not_go_to_a_step_that_is(at, lines):
+    hook, model = make(at, save_config=debugger.SaveConfig(save_interval=3))
+    train(model, 7, between=lambda step: step in (2, 3, 5) and hook.save_tensor("between", [step]))
+    assert saved(hook, at, "between") == {3: 3}
+
+
+@in_folder
+def test_a_number_saved_after_the_phase_was_changed_keeps_the_phase_of_its_step(at, lines):
+    hook, model = make(at, save_config=debugger.SaveConfig(save_interval=2))
+    hook.set_mode(ModeKeys.TRAIN)
+    train(model, 2)
+    hook.set_mode(ModeKeys.EVAL)
+    hook.save_scalar("loss", 1.5)
+    hook.close()
+    trial = debugger.create_trial(at)
+    assert trial.mode(1) is ModeKeys.TRAIN
+    assert trial.tensor("scalar/loss").steps(mode=ModeKeys.TRAIN) == [1]
+
+
+@in_folder
+def test_text_is_not_saved_and_does_not_end_the_saving(at, lines):
+    hook, model = make(at)
+    train(model, 1)
+    hook.save_tensor("tokens", np.array(["a", "b"]))
+    hook._write_raw_tensor_simple("input_tokens", np.array(["a", "b"]))
+    train(model, 1)
+    assert [line.split(" is not saved")[0] for line in lines] == ["debugger: tokens", "debugger: input_tokens"]
+    assert hook.failure is None
+    assert saved(hook, at, "tokens") == {}
+    assert debugger.create_trial(at).steps() == [0, 1]
+
+
+@in_folder
+def test_modules_added_to_a_collection_before_an_early_number_are_saved(at, lines):
+    hook = Hook(at, save_config=EVERY, strict=True)
+    model = Net()
+    hook.get_collection("mine").add_module_tensors(model.fc)
+    hook.save_scalar("early", 1)
+    hook.register_module(model)
+    train(model, 1)
+    hook.close()
+    assert debugger.create_trial(at).tensor_names(collection="mine") == ["fc_output_0"]
+
+
+@in_folder
+def test_losing_early_numbers_is_said_in_the_log(at, lines):
+    hook, _ = make(at)
+    hook.save_scalar("parameters", 23.0)
+    hook.save_tensor("labels", [1])
+    hook.close()
+    assert any("scalar/parameters not saved" in line for line in lines)
+    assert any("labels are not saved" in line for line in lines)
+
+
+@in_folder
+def test_numbers_for_sagemaker_become_metrics_of_the_job(at, lines):
+    os.environ[FOLDER_VARIABLE] = str(at / "metrics")
+    hook, model = make(at / "tensors")
+    hook.save_scalar("parameters", 23.0, sm_metric=True)
+    hook.set_mode(ModeKeys.TRAIN)
+    train(model, 2)
+    hook.save_scalar("loss", 0.25, sm_metric=True, timestamp=1_700_000_000.0)
+    hook.save_scalar("quiet", 0.5)
+    hook.save_scalar("rate", float("nan"), sm_metric=True)
+    (file,) = (at / "metrics").glob("*.json")
+    found = [of_json_line(line) for line in file.read_bytes().splitlines()]
+    assert [(one.name, one.value, one.step) for one in found] == [
+        ("scalar/parameters_GLOBAL", 23.0, 0),
+        ("scalar/loss_TRAIN", 0.25, 1),
+        ("scalar/rate_TRAIN", None, 1),
+    ]
+    assert found[1].at_ms == 1_700_000_000_000
+
+
+@in_folder
+def test_a_folder_of_metrics_that_cannot_be_written_is_said_once(at, lines):
+    (at / "file").touch()
+    os.environ[FOLDER_VARIABLE] = str(at / "file" / "metrics")
+    hook, model = make(at / "tensors")
+    train(model, 1)
+    hook.save_scalar("loss", 1.0, sm_metric=True)
+    hook.save_scalar("loss", 2.0, sm_metric=True)
+    assert len([line for line in lines if "become no metrics" in line]) == 1
+    assert saved(hook, at / "tensors", "scalar/loss") == {0: 2.0}
+
+
+@in_folder
+def test_collections_have_their_steps_before_the_first_step(at, lines):
+    hook, model = make(at, save_config=debugger.SaveConfig(save_interval=2))
+    steps = hook.get_collections()["all"].save_config
+    assert [steps.should_save_step(ModeKeys.EVAL, step) for step in range(3)] == [True, False, True]
+    hook._write_raw_tensor_simple("early", np.array([5.0]))
+    train(model, 2)
+    hook._write_raw_tensor_simple("tokens", np.array([3.0]))
+    hook._write_raw_tensor_simple("nothing", np.array([]))
+    assert saved(hook, at, "tokens") == {1: 3.0}
+    assert saved(hook, at, "early") == {0: 5.0}
+    assert saved(hook, at, "nothing") == {}
+
+
+# Hooks and losses of the program's own.
+
+
+class OwnHook(smd.Hook):
+    """As in the example of iterative pruning."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.calls = []
+
+    def forward_hook(self, module, inputs, outputs):
+        name = self.module_maps[module]
+        self.calls.append((self.step, name))
+        outputs.register_hook(self.backward_hook(name + "_output"))
+        self._write_inputs(name + "_own", inputs)
+        self._write_outputs(name + "_own", outputs)
+        self.last_saved_step = self.step
+
+
+@in_folder
+def test_a_subclass_is_made_from_the_configuration_and_its_forward_hook_is_called(at, lines):
+    (at / "hook.json").write_text(
+        json.dumps(
+            {
+                "LocalPath": str(at / "tensors"),
+                "HookParameters": {"save_interval": "2"},
+                "CollectionConfigurations": [
+                    {"CollectionName": "own", "CollectionParameters": {"include_regex": "_own_|^gradient/"}}
+                ],
+            }
+        )
+    )
+    os.environ[PATH_VARIABLE] = str(at / "hook.json")
+    automatic = Hook.create_from_json_file()
+    automatic.is_automatic = True
+    assert smd.Hook.create_from_json_file() is automatic
+    hook = OwnHook.create_from_json_file()
+    assert type(hook) is OwnHook
+    assert get_hook() is hook
+    criterion, model = torch.nn.CrossEntropyLoss(), Net()
+    hook.register_module(model)
+    hook.register_loss(criterion)
+    train(model, 3, loss=criterion)
+    hook.close()
+    called = ["fc", "relu", "out", "Net", "CrossEntropyLoss"]
+    assert hook.calls == [(step, name) for step in (0, 2) for name in called]
+    assert (hook.failure, hook.last_saved_step) == (None, 2)
+    names = debugger.create_trial(at / "tensors").tensor_names(collection="own")
+    assert {"fc_own_input_0", "relu_own_output_0", "CrossEntropyLoss_own_output_0", "gradient/fc_output"} <= set(names)
+
+
+@in_folder
+def test_an_own_backward_hook_is_asked_for_each_parameter(at, lines):
+    class Halves(smd.Hook):
+        def backward_hook(self, tname):
+            save = super().backward_hook(tname + "_half")
+            return lambda grad: save(grad / 2)
+
+    hook = Halves(at, strict=True, save_config=EVERY, include_collections=["gradients"])
+    model = Net()
+    hook.register_module(model)
+    train(model, 1)
+    expected = {f"gradient/Net_{name}_half": one.grad / 2 for name, one in model.named_parameters()}
+    hook.close()
+    trial = debugger.create_trial(at)
+    assert set(trial.tensor_names(collection="gradients")) == set(expected)
+    for name, value in expected.items():
+        assert np.array_equal(trial.tensor(name).value(0), value.numpy())
+
+
+@in_folder
+def test_an_error_in_an_own_hook_ends_the_saving_but_not_the_training(at, lines):
+    class Fails(smd.Hook):
+        def forward_hook(self, module, inputs, outputs):
+            raise ValueError("mine")
+
+        def forward_pre_hook(self, module, inputs):
+            raise AssertionError("not called")
+
+    hook = Fails(at, save_config=EVERY)
+    hook.register_module(model := Net())
+    train(model, 2)
+    assert "mine" in str(hook.failure)
+    assert any("Fails.forward_pre_hook is never called" in line for line in lines)
+
+
+@in_folder
+def test_a_registered_loss_of_torch_has_one_name(at, lines):
+    hook, model = make(at)
+    criterion = torch.nn.CrossEntropyLoss()
+    hook.register_loss(criterion)
+    train(model, 2, loss=criterion)
+    hook.close()
+    trial = debugger.create_trial(at)
+    assert trial.tensor_names(collection="losses") == ["CrossEntropyLoss_output_0"]
+    assert trial.tensor("CrossEntropyLoss_output_0").steps() == [0, 1]
+
+
+@in_folder
+def test_tensorboard_output_is_left_out_with_a_warning(at, lines):
+    hook = smd.Hook(str(at), export_tensorboard=True, tensorboard_dir=str(at / "board"))
+    assert get_hook() is hook
+    assert [line for line in lines if "export_tensorboard is not supported" in line] == lines
+    assert len(lines) == 1
+
+
+@in_folder
+def test_a_trial_tells_when_it_has_read_all_steps(at, lines):
+    hook, model = make(at)
+    train(model, 1)
+    hook._output._saver.finish_step()
+    trial = debugger.create_trial(at)
+    assert trial.loaded_all_steps is False
+    hook.close()
+    trial._next_look_s = 0.0
+    assert trial.loaded_all_steps is True
+    assert trial.steps() == [0]

@@ -1,0 +1,13 @@
+"""What public scripts for smdebug do with a hook."""
+
+from pathlib import Path
+
+import pytest
+from torch_programs import assert_passed, names
+
+PROGRAM = Path(__file__).with_name("debugger_scripts_program.py")
+
+
+@pytest.mark.parametrize("name", names(PROGRAM))
+def test_scripts(name: str) -> None:
+    assert_passed(PROGRAM, name)
