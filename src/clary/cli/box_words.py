@@ -14,11 +14,11 @@ CLOCK_LIMIT_S = 2.0  # larger differences of clocks may reverse the order of cau
 
 def shape_words(facts: Mapping[str, Any]) -> str:
     """Return `8 CPUs, 62 GiB, no GPUs, namespaces`."""
-    cpus, gpus = facts["num_cpus"], len(facts["gpus"])
+    cpus, gpus = facts["num_cpus"], facts["gpus"]
     parts = [
         "1 CPU" if cpus == 1 else f"{cpus} CPUs",
         f"{facts['memory_bytes'] / GIB:.0f} GiB",
-        {0: "no GPUs", 1: "1 GPU"}.get(gpus, f"{gpus} GPUs"),
+        "GPUs not known yet" if gpus is None else {0: "no GPUs", 1: "1 GPU"}.get(len(gpus), f"{len(gpus)} GPUs"),
         str(facts["isolation"]),
     ]
     return ", ".join(parts)
@@ -37,7 +37,7 @@ def box_row(box: Mapping[str, Any], daemon: str) -> tuple[str, ...]:
         box["state"],
         str(box["num_cpus"]),
         f"{box['memory_bytes'] / GIB:.0f} GiB",
-        str(len(box["gpus"])),
+        "?" if box["gpus"] is None else str(len(box["gpus"])),
         box["isolation"],
         runs or "-",
         box_note(box, daemon),

@@ -222,9 +222,11 @@ def _await_ready(connection: Connection, name: str, daemon: str) -> dict[str, An
         )
         if box is None:
             raise ClaryError(f"{name}: it was removed meanwhile", fault=Fault.USER)
-        if box["was_heard"] and box["daemon"] == daemon and box["state"] != "silent":
+        is_there = box["was_heard"] and box["daemon"] == daemon and box["state"] != "silent"
+        is_late = time.monotonic() > deadline_s
+        if is_there and (box["state"] != "unknown" or is_late):  # unknown: its driver has not told its GPUs yet
             return box
-        if time.monotonic() > deadline_s:
+        if is_late:
             raise ClaryError(
                 f"{name}: its daemon was started, but has not contacted the service within "
                 f"{READY_LIMIT_S:.0f} s; see node.log below ~/.clary-node there",

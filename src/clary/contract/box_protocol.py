@@ -5,7 +5,8 @@ BoxOrders; the answer waits until orders change (`control.engines.boxes`). Only 
 
 A *lease* is one host of an allocation on one box. Its phases on both sides:
 
-    placed     the service has chosen the box; the daemon does not know it yet
+    placed     the service has chosen the box; the daemon does not know it yet. Reported by a daemon: it cannot read the
+               lease's files at the moment, so the report changes nothing
     recorded   the daemon has recorded it, and reported the digest of the proof that its boot program (`agent.boot`)
                will show
     running    the boot program was started; it becomes the agent under the same process id
@@ -58,7 +59,7 @@ class BoxFacts:
     user: str
     num_cpus: int
     memory_bytes: int
-    gpus: tuple[str, ...] = ()  # UUIDs; empty if no driver answers
+    gpus: tuple[str, ...] | None = ()  # UUIDs; empty if there is no driver, or it fails; None before its first answer
     isolation: str = ""  # in words: "namespaces", "namespaces without root", "plain processes: ..."
     python_version: str = ""
     restarts: str = ""  # in words: what starts the daemon after a reboot

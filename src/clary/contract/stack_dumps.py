@@ -135,6 +135,7 @@ class HostDump:
         num_left_out: number of processes beyond MAX_PROCESSES.
         watched_s: how long processes were watched before their stacks were read.
         left: last calls of ranks whose processes have ended.
+        num_records_left_out: number of processes whose last calls are missing, because all together were too many.
     """
 
     number: int
@@ -147,3 +148,4 @@ class HostDump:
     num_left_out: int = 0
     error: str = ""  # reason why the dump is empty
     left: tuple[LeftCalls, ...] = ()
+    num_records_left_out: int = 0

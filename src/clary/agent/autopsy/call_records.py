@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from clary.agent.autopsy import process_state
 from clary.base.beneath import Folder
@@ -33,33 +34,68 @@ MAX_ROWS = (
     1 << 15
 )  # limit of rows in all files: those of 64 processes that use all groups; the service reads a dump of them
 _MAX_NAMES = 10_000  # limit of names listed
+_PID_DIGITS = 10
 _NS_PER_S = 1e9
 _DIGITS = 4  # decimal places of seconds
 
 
-def read_records(home: Path, roots: Sequence[str] = ("",), *, below: Sequence[str] = ()) -> list[CallRecord]:
-    """Return the records in a folder, including records that its links name; empty if there is no such folder.
+class FoundRecords(NamedTuple):
+    """Records that were read.
+
+    Attributes:
+        records: those of living processes first, then the newest.
+        num_left_out: number of files and records beyond `MAX_FILES` and `MAX_ROWS`.
+    """
+
+    records: tuple[CallRecord, ...] = ()
+    num_left_out: int = 0
+
+
+def read_records(
+    home: Path, roots: Sequence[str] = ("",), *, below: Sequence[str] = (), living: Container[int] = ()
+) -> FoundRecords:
+    """Return the records in a folder, including records that its links name; none if there is no such folder.
 
     Args:
         home: a folder that the program cannot replace.
         roots: root folders, such as `/proc/PID/root`, below which the program's `/dev/shm` is searched.
         below: path from `home` to the folder of the records; the program may replace parts of it by links.
+        living: pids of living processes in their own namespace; their records are read first.
     """
     with contextlib.suppress(OSError), Folder.at(home) as top, top.folder("/".join(below)) as folder:
         names = [name for name in folder.names(limit=_MAX_NAMES) if name.endswith(ENDING)]
-        records = (_read(folder, name) or _read_linked(folder, name, roots) for name in sorted(names)[:MAX_FILES])
-        return list(_bounded(record for record in records if record is not None))
-    return []
+        names.sort(key=lambda name: (_process_of(name) not in living, -_written_ns(folder, name), name))
+        records = (_read(folder, name) or _read_linked(folder, name, roots) for name in names[:MAX_FILES])
+        kept, num_left_out = _bounded(record for record in records if record is not None)
+        return FoundRecords(kept, num_left_out + max(0, len(names) - MAX_FILES))
+    return FoundRecords()
 
 
-def _bounded(records: Iterable[CallRecord]) -> Iterator[CallRecord]:
-    """Yield records until they have `MAX_ROWS`; a group counts as one row at least."""
-    num_rows = 0
+def _process_of(name: str) -> int:
+    """Return the pid in a file's name, RANK-PROCESS.calls; -1 if it has none."""
+    text = name.removesuffix(ENDING).rpartition("-")[2]
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _PID_DIGITS else -1
+
+
+def _written_ns(folder: Folder, name: str) -> int:
+    """Return when a file was written, or a link made: a process makes its own once; 0 if it is gone."""
+    with contextlib.suppress(OSError):
+        return folder.status(name).st_mtime_ns
+    return 0
+
+
+def _bounded(records: Iterable[CallRecord]) -> tuple[tuple[CallRecord, ...], int]:
+    """Return the records that fit into `MAX_ROWS`, and the number of others; a group counts as one row at least."""
+    kept: list[CallRecord] = []
+    num_rows = num_left_out = 0
     for record in records:
-        num_rows += sum(max(1, len(group.rows)) for group in record.groups)
-        if num_rows > MAX_ROWS:
-            return
-        yield record
+        num_own = sum(max(1, len(group.rows)) for group in record.groups)
+        if num_rows + num_own > MAX_ROWS:
+            num_left_out += 1
+            continue
+        num_rows += num_own
+        kept.append(record)
+    return tuple(kept), num_left_out
 
 
 def _read_linked(folder: Folder, name: str, roots: Sequence[str]) -> CallRecord | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clary.agent.autopsy import process_state
-from clary.agent.autopsy.call_records import groups_of, left_calls, match, own_number, read_records
+from clary.agent.autopsy.call_records import FoundRecords, groups_of, left_calls, match, own_number, read_records
 from clary.agent.autopsy.connections import addresses_in, read_connections, sockets_of
 from clary.agent.autopsy.stacks import find_py_spy, read_stacks
 from clary.base.processes import MAX_ENVIRONMENT_BYTES, ProcessEntry, find_variable, live_descendants
@@ -64,9 +64,12 @@ def dump_host(
     own = {pid: _Counters.of(pid).since(before) for pid, before in begin.items()}
     # The first process may have another root folder than the program.
     roots = [f"/proc/{pid}/root" for pid in (*order[:_NUM_ROOTS], first_pid)]
-    records = read_records(ml_folder, roots, below=STEPS_FOLDER) if ml_folder is not None else []
+    own_numbers = {pid: own_number(pid) for pid in entries} if ml_folder is not None else {}
+    found = FoundRecords()
+    if ml_folder is not None:
+        found = read_records(ml_folder, roots, below=STEPS_FOLDER, living=set(own_numbers.values()))
     now_ns = time.monotonic_ns()
-    recorded, left = match(records, {pid: own_number(pid) for pid in entries} if records else {}, known)
+    recorded, left = match(found.records, own_numbers, known)
     connections = next(filter(None, map(read_connections, (first_pid, *order))), {})
     look = functools.partial(
         _look,
@@ -91,6 +94,7 @@ def dump_host(
         watched_s=WATCHED_S,
         num_left_out=len(entries) - len(order),
         left=left_calls(left, now_ns),
+        num_records_left_out=found.num_left_out,
         error="" if entries else "no process of the program runs",
     )
 

@@ -123,9 +123,12 @@ def prepare_environment(
     )
     copies = cache_folder / "environments"
     copies.mkdir(parents=True, exist_ok=True)
-    folder = copies / task.key()
+    folder = copies / task.key(is_offline=False)
     notes: tuple[str, ...] = ()
     was_cached = _is_whole(folder)
+    if not was_cached and task.world.is_offline:
+        folder = copies / task.key(is_offline=True)
+        was_cached = _is_whole(folder)
     if not was_cached:
         with _locked(folder.with_suffix(".lock"), task):
             was_cached = _is_whole(folder)  # another builder may have finished it meanwhile
@@ -156,11 +159,15 @@ class _Task:
     stop: threading.Event
     deadline_s: float  # on the monotonic clock
 
-    def key(self) -> str:
-        """Return the name of the copy: a hash of all inputs of the installation."""
+    def key(self, *, is_offline: bool) -> str:
+        """Return the name of the copy: a hash of all inputs of the installation.
+
+        An installation without the internet has only cached versions available: a job with the internet uses none of
+        them, while a job without it prefers what was installed with it.
+        """
         what = [_SCHEME, str(self.world.sandbox.isolation), str(self.is_package)]
-        if self.world.is_offline:
-            what.append("offline")  # only cached versions were available
+        if is_offline:
+            what.append("offline")
         if self.is_package or self.asked is None or self.asked.needs_source:
             what.append(source_digest(self.source, check=self.check))
             if not self.world.is_isolated:

@@ -15,7 +15,6 @@ import json
 import os
 import random
 import secrets
-import select
 import shutil
 import signal
 import sys
@@ -35,12 +34,14 @@ from clary.agent.node.user_unit import remove_unit
 from clary.base.errors import ContractError
 from clary.base.plain import from_plain, to_plain
 from clary.base.processes import ProcessId
+from clary.base.readiness import readable
 from clary.base.whole_files import replace_durably
-from clary.contract.box_protocol import BOOT_PATH, LEASES_PATH, POLL_WAIT_S, BoxOrders, BoxReport
+from clary.contract.box_protocol import BOOT_PATH, LEASES_PATH, POLL_WAIT_S, BoxOrders, BoxReport, LeaseReport
 
 EXIT_HELD = 3  # another daemon has locked the folder
 GONE = 410
 LOAD_PAUSE_S = 1.0  # between attempts to read the leases while the machine refuses
+REFUSED_PAUSE_S = 1.0  # after a step without which nothing can be reported, or nothing be removed
 MOVING_S = 0.05  # between checks while leases start or end
 MOVING_ASK_S = 2.0  # between requests meanwhile: a lease may hang in the kernel for hours, and the box must be heard
 FIRST_GPUS_S = 5.0  # for the first answer of the driver: the silence since the last daemon goes on meanwhile
@@ -105,7 +106,7 @@ class Daemon:
         self._table = LeaseTable(
             folder, self._config, archive, self._boot_id, self._source, others=lambda: self._gpus.children
         )
-        self._facts = box_facts(restarts=self._config.restarts, gpus=())
+        self._facts = box_facts(restarts=self._config.restarts, gpus=None)
         self._run, self._number = secrets.token_hex(8), 0
         self._orders: BoxOrders | None = None
         self._trouble = self._refusal = ""
@@ -135,18 +136,21 @@ class Daemon:
             self._try(self._table.look)
             if self._orders is not None and self._table.is_moving:
                 self._obey(self._orders)
-            reports = self._table.reports()
+            reports = self._reports()
+            if reports is None:
+                self._rest(REFUSED_PAUSE_S)
+                continue
             if self._table.is_moving and reports == told and time.monotonic() - asked_s < MOVING_ASK_S:
                 self._rest(MOVING_S)
                 continue
             is_calm = reports == told and self._line.is_open  # the first request of a connection is answered at once
-            if not self._ask(POLL_WAIT_S if is_calm and not self._table.is_moving else 0.0):
+            if not self._ask(reports, POLL_WAIT_S if is_calm and not self._table.is_moving else 0.0):
                 continue
             told, asked_s = reports, time.monotonic()
         self._gpus.close()
         say("leaves; what it has started goes on")
 
-    def _ask(self, wait_s: float) -> bool:
+    def _ask(self, reports: tuple[LeaseReport, ...], wait_s: float) -> bool:
         """Report the state and execute the answer; return whether an answer was received."""
         self._number += 1
         report = BoxReport(
@@ -155,11 +159,11 @@ class Daemon:
             boot_id=self._boot_id,
             daemon=self._digest,
             facts=self._facts,
-            leases=self._table.reports(),
+            leases=reports,
             after=self._orders.version if self._orders is not None else -1,
             wait_s=wait_s,
         )
-        keepers = self._table.watched()
+        keepers = self._watched()
         try:
             path = LEASES_PATH.format(box=self._config.name)
             watched = [self._woken, *keepers]
@@ -171,7 +175,8 @@ class Daemon:
         except Refused as refusal:
             if refusal.status == GONE:
                 why = str(refusal)
-                self._try(lambda: self._go(why))
+                if not self._try(lambda: self._go(why)):
+                    self._rest(REFUSED_PAUSE_S)
             else:
                 self._wait_after(f"the service refuses: {refusal}")
             return False
@@ -187,6 +192,17 @@ class Daemon:
         self._orders = orders
         self._obey(orders)
         return True
+
+    def _reports(self) -> tuple[LeaseReport, ...] | None:
+        """Return the state of each lease; None while the machine refuses to tell."""
+        found: list[tuple[LeaseReport, ...]] = []
+        return found[0] if self._try(lambda: found.append(self._table.reports())) else None
+
+    def _watched(self) -> list[int]:
+        """Return what `LeaseTable.watched` returns; empty while the machine refuses: ends are noticed later then."""
+        found: list[int] = []
+        self._try(lambda: found.extend(self._table.watched()))
+        return found
 
     def _obey(self, orders: BoxOrders) -> None:
         self._try(lambda: self._table.obey(orders.leases))
@@ -214,16 +230,16 @@ class Daemon:
         self._pause_s = min(MAX_PAUSE_S, 2 * self._pause_s)
 
     def _rest(self, limit_s: float) -> None:
-        keepers = self._table.watched()
+        keepers = self._watched()
         try:
-            select.select([self._woken, *keepers], [], [], limit_s)
+            readable([self._woken, *keepers], limit_s)
         finally:
             for descriptor in keepers:
                 os.close(descriptor)
         self._drain()
 
     def _drain(self) -> None:
-        while select.select([self._woken], [], [], 0)[0]:
+        while readable([self._woken], 0):
             os.read(self._woken, 4096)
 
     def _leave(self, number: int, frame: object) -> None:
@@ -235,7 +251,7 @@ class Daemon:
             say(trouble)
         if self._gpus.uuids != self._facts.gpus:
             self._facts = replace(self._facts, gpus=self._gpus.uuids)
-            say(f"GPUs: {len(self._facts.gpus)}")
+            say(f"GPUs: {len(self._gpus.uuids or ())}")
 
     def _source(self, digest: str) -> Path:
         """Return the file of a boot program, fetched if missing. Raises: OSError."""

@@ -14,8 +14,11 @@ from collections.abc import Sequence
 
 from clary.agent.node.machine import GPU_COMMAND, read_uuids
 from clary.base.limited_runs import end_process
+from clary.base.passing_errors import is_passing
 
 INTERVAL_S = 60.0  # between two queries: a driver may be loaded, or lose a GPU, while the daemon runs
+RETRY_S = 15.0  # after a query that failed
+MAX_FAILURES = 2  # in a row; then the box has no GPUs
 LIMIT_S = 60.0  # of one query; a driver without an open client initializes each GPU, for up to 3 s per GPU
 _POLL_S = 0.02
 _READ_BYTES = 64 * 1024  # at least the capacity of a pipe, so that the tool never waits for a reader
@@ -33,11 +36,14 @@ class GpuWatch:
         self._tool: subprocess.Popen[bytes] | None = None
         self._started_s = float("-inf")
         self._is_killed = False
-        self._uuids: tuple[str, ...] = ()
+        self._uuids: tuple[str, ...] | None = None
+        self._num_failures = 0
+        self._interval_s = INTERVAL_S
+        self._refusal = ""  # why the last query could not begin
 
     @property
-    def uuids(self) -> tuple[str, ...]:
-        """The GPUs of the last answer; empty before the first answer, and after a query that the driver refused."""
+    def uuids(self) -> tuple[str, ...] | None:
+        """The GPUs of the last answer; None before the first one, empty after `MAX_FAILURES` failures in a row."""
         return self._uuids
 
     @property
@@ -60,15 +66,38 @@ class GpuWatch:
                 self._tool.kill()
                 self._is_killed = True
                 return f"nvidia-smi (process {self._tool.pid}) has not answered for {LIMIT_S:g} s: the driver hangs"
-        if self._tool is None and now_s - self._started_s > INTERVAL_S:
-            self._started_s, self._is_killed = now_s, False
-            with contextlib.suppress(OSError):  # no driver is installed, or not yet
+        if self._tool is None and now_s - self._started_s > self._interval_s:
+            self._started_s, self._is_killed, self._interval_s = now_s, False, INTERVAL_S
+            try:
                 self._tool = subprocess.Popen(
                     self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
                 )
-            if self._tool is None:
-                self._uuids = ()
+            except FileNotFoundError:  # no driver is installed, or not yet
+                if self._uuids is None:
+                    self._uuids = ()
+                self._note_failure()
+            except OSError as error:
+                return self._note_refusal(error)
+            self._refusal = ""
         return ""
+
+    def _note_refusal(self, error: OSError) -> str:
+        """Count a query that could not begin, unless this says nothing about the driver; return new trouble."""
+        if is_passing(error):
+            self._interval_s = RETRY_S
+        else:
+            self._note_failure()
+        words = f"nvidia-smi can not be started: {error}; it is tried again"
+        known, self._refusal = self._refusal, words
+        return "" if words == known else words
+
+    def _note_failure(self) -> None:
+        """Count a query without an answer: a driver may refuse one while it is loaded, or resets a GPU."""
+        self._num_failures += 1
+        if self._num_failures >= MAX_FAILURES:
+            self._uuids = ()
+        if self._uuids != ():
+            self._interval_s = RETRY_S
 
     def await_first(self, limit_s: float) -> None:
         """Begin the first query, and wait a short time for its answer."""
@@ -93,5 +122,9 @@ class GpuWatch:
             listing = b""
             with contextlib.suppress(BlockingIOError):
                 listing = os.read(pipe.fileno(), _READ_BYTES)
-        if not self._is_killed:
-            self._uuids = read_uuids(listing.decode("utf-8", "replace")) if code == 0 else ()
+        if self._is_killed:
+            return
+        if code != 0:
+            self._note_failure()
+            return
+        self._uuids, self._num_failures = read_uuids(listing.decode("utf-8", "replace")), 0

@@ -116,8 +116,12 @@ class LeaseFiles:
 
     @property
     def has_record(self) -> bool:
-        """Whether there is a record, damaged or not."""
-        return os.path.lexists(self.folder / "record.json")
+        """Whether there is a record, damaged or not. Raises: OSError if this is not known at the moment."""
+        try:
+            os.lstat(self.folder / "record.json")
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def write_keeper(self, process: KeptProcess) -> None:
         """Record the keeper. Raises: OSError."""
@@ -128,24 +132,27 @@ class LeaseFiles:
         write_json(self.folder / "boot.json", to_plain(process))
 
     def write_end(self, why: str) -> None:
-        """Record that no process of the lease is left, if not yet recorded. Raises: OSError."""
-        if self.read_end() is None:
+        """Record that no process of the lease is left, if not yet recorded. Raises: OSError if it cannot be written."""
+        ended = None
+        with contextlib.suppress(OSError):  # a reason that cannot be read is replaced
+            ended = self.read_end()
+        if ended is None:
             write_json(self.folder / "ended.json", {"why": why})
         self.proof.unlink(missing_ok=True)
 
     def read_keeper(self) -> KeptProcess | None:
-        """Return the keeper; None before it is recorded."""
+        """Return the keeper; None before it is recorded. Raises: OSError if it cannot be read."""
         return self._process("keeper.json")
 
     def read_boot(self) -> KeptProcess | None:
-        """Return the boot; None before it is recorded."""
+        """Return the boot; None before it is recorded; raises as `read_keeper`."""
         return self._process("boot.json")
 
     def read_end(self) -> str | None:
-        """Return the reason why no process is left; None while a process may be left."""
+        """Return the reason why no process is left; None while a process may be left; raises as `read_keeper`."""
         try:
             why = read_json(self.folder / "ended.json").get("why")
-        except (OSError, ContractError, AttributeError):
+        except (FileNotFoundError, ContractError, AttributeError):
             return None
         return why if isinstance(why, str) else None
 
@@ -164,5 +171,5 @@ class LeaseFiles:
     def _process(self, name: str) -> KeptProcess | None:
         try:
             return from_plain(KeptProcess, read_json(self.folder / name))
-        except (OSError, ContractError):
+        except (FileNotFoundError, ContractError):  # after any other error it may be there: no second one is started
             return None

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from clary.agent.node.box_folder import ISOLATED, BoxConfig, BoxFolder, write_json
@@ -22,6 +23,7 @@ from clary.agent.node.daemon_log import say
 from clary.agent.node.keeper import EXIT_KEPT, START_FILE, environment_of
 from clary.agent.node.lease_files import LeaseFiles, LeaseRecord
 from clary.agent.node.lease_processes import end_marked, kill
+from clary.agent.node.lease_troubles import LeaseTroubles
 from clary.base.processes import ProcessId
 from clary.contract.box_protocol import LEASE_ID, MAX_WORDS, LeaseOrder, LeasePhase, LeaseReport, Wish
 
@@ -29,6 +31,7 @@ KEEPER_LIMIT_S = 30.0  # for a keeper to end the other processes after its boot 
 START_LIMIT_S = 10.0  # for a started keeper to record that it runs
 # longest wait for the end of one lease; a round of the daemon waits several times, and must then poll the service again
 END_LIMIT_S = 2.0
+LOAD_LIMIT_S = 5.0  # for refusals to read a record to pass, before the box is heard: it counts as silent after 15 s
 
 
 @dataclass
@@ -68,6 +71,9 @@ class LeaseTable:
         self._source = source
         self._others = others
         self._records: dict[str, LeaseRecord] = {}
+        self._unread: set[str] = set()  # leases whose records this machine refuses to read
+        self._troubles = LeaseTroubles()
+        self._last: dict[str, LeaseReport] = {}  # lease -> what its files said when they could be read
         self._starting: dict[str, _Starting] = {}
         self._gone: dict[str, str] = {}  # ended lease without a record -> reason of the end
         self._ending_since: dict[str, float] = {}
@@ -77,66 +83,102 @@ class LeaseTable:
     def load(self) -> None:
         """Load the leases recorded by earlier daemons; call it again after an OSError, before any other method.
 
-        A folder without a record is removed; one with a damaged record is moved to `BoxFolder.set_aside`.
+        A folder without a record is removed; one with a damaged record is moved to `BoxFolder.set_aside`. A record that
+        cannot be read for `LOAD_LIMIT_S` is left to `look`, which tries again; meanwhile the lease stays what it is.
 
         Raises: OSError if the machine cannot read a record at the moment; nothing is removed for this.
         """
         self._folder.leases.mkdir(mode=0o700, exist_ok=True)
+        refusal = None
         for place in list(self._folder.leases.iterdir()):
-            files = LeaseFiles(place)
-            record = files.read_record()
-            if record is not None and record.lease == place.name:
-                self._records[record.lease] = record
-            elif files.has_record:
-                self._set_aside(files)
-            else:
-                files.remove()  # without a record no process was started
+            try:
+                self._load(place.name)
+            except OSError as error:
+                self._troubles.note(place.name, error)
+                if self._troubles.age_s(place.name) > LOAD_LIMIT_S:
+                    self._unread.add(place.name)
+                else:
+                    refusal = error
+        if refusal is not None:
+            raise refusal
+
+    def _load(self, lease: str) -> None:
+        """Load one lease. Raises: OSError."""
+        files = self._files(lease)
+        record = files.read_record()
+        if record is not None and record.lease == lease:
+            self._records[lease] = record
+        elif files.has_record:
+            self._set_aside(files)
+        else:
+            files.remove()  # without a record no process was started
+        self._unread.discard(lease)
+        self._troubles.clear(lease)
 
     def obey(self, orders: Iterable[LeaseOrder]) -> None:
         """Start, signal and end leases as told in the service's answer.
 
-        Also end and remove every lease that the answer does not name.
+        Also end and remove every lease that the answer does not name. A lease that the machine refuses to handle is
+        left for the next call.
         """
         wanted = {order.lease: order for order in orders if LEASE_ID.fullmatch(order.lease)}
-        for lease in [lease for lease in self._records if lease not in wanted]:
-            if self._end(lease):
-                self._forget(lease)
+        for lease in [lease for lease in (*self._records, *self._unread) if lease not in wanted]:
+            self._safely(lease, partial(self._end_unwanted, lease))
         self._gone = {lease: why for lease, why in self._gone.items() if lease in wanted}
         for lease, order in wanted.items():
-            record = self._records.get(lease)
-            if order.wish is Wish.END:
-                self._end(lease)
-            elif record is None:
-                self._record(order)
-            elif order.may_start and self._phase(record) is LeasePhase.RECORDED:
-                self._begin(record)
-            elif order.wish is Wish.NOTICE:
-                self._signal(record)
+            self._safely(lease, partial(self._execute, order))
+
+    def _end_unwanted(self, lease: str) -> None:
+        if self._end(lease):
+            self._forget(lease)
+
+    def _execute(self, order: LeaseOrder) -> None:
+        record = self._records.get(order.lease)
+        if order.wish is Wish.END:
+            self._end(order.lease)
+        elif order.lease in self._unread:
+            return  # its processes may run: a new record would start it a second time
+        elif record is None:
+            self._record(order)
+        elif order.may_start and self._phase(record) is LeasePhase.RECORDED:
+            self._begin(record)
+        elif order.wish is Wish.NOTICE:
+            self._signal(record)
 
     def look(self) -> None:
-        """Record leases that have ended by themselves."""
+        """Record leases that have ended by themselves, and load those whose records can be read again."""
         self._reap()
+        for lease in list(self._unread):
+            self._safely(lease, partial(self._load, lease))
         for lease, starting in list(self._starting.items()):
-            self._follow(lease, starting)
-        for record in self._records.values():
-            if self._files(record.lease).read_end() is None:
-                self._notice_end(record)
+            self._safely(lease, partial(self._follow, lease, starting))
+        for record in list(self._records.values()):
+            self._safely(record.lease, partial(self._notice_end, record))
+
+    def _safely(self, lease: str, act: Callable[[], bool | None]) -> bool | None:
+        """Return the result of an act on one lease; None if the machine refuses, which is noted."""
+        try:
+            return act()
+        except OSError as error:
+            self._troubles.note(lease, error)
+            return None
 
     def reports(self) -> tuple[LeaseReport, ...]:
         """Return the state of each lease."""
         told = [self._report(record) for record in self._records.values()]
         gone = [LeaseReport(lease=lease, phase=LeasePhase.GONE, why=why) for lease, why in self._gone.items()]
-        return (*told, *gone)
+        unread = [self._report_unread(lease) for lease in sorted(self._unread) if LEASE_ID.fullmatch(lease)]
+        return (*told, *gone, *unread)
 
     def watched(self) -> list[int]:
         """Return descriptors that become readable when a keeper ends; the caller closes them."""
         found = []
         for record in self._records.values():
             files = self._files(record.lease)
-            keeper = files.read_keeper()
-            if keeper is None or files.read_end() is not None:
-                continue
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # `look` notices the end of a lease that cannot be watched
+                keeper = files.read_keeper()
+                if keeper is None or files.read_end() is not None:
+                    continue
                 descriptor = os.pidfd_open(keeper.pid)
                 is_alive = False
                 try:
@@ -161,7 +203,8 @@ class LeaseTable:
         """
         deadline_s = time.monotonic() + limit_s
         while True:
-            left = [lease for lease in list(self._records) if not self._end(lease)]
+            leases = [*self._records, *self._unread]
+            left = [lease for lease in leases if not self._safely(lease, partial(self._end, lease))]
             if not left or time.monotonic() > deadline_s:
                 return len(left)
             time.sleep(0.05)
@@ -181,6 +224,19 @@ class LeaseTable:
         return LeaseFiles(self._folder.leases / lease)
 
     def _report(self, record: LeaseRecord) -> LeaseReport:
+        try:
+            told = self._last[record.lease] = self._read_report(record)
+        except OSError as error:
+            self._troubles.note(record.lease, error)
+            return self._last.get(record.lease) or self._report_unread(record.lease)
+        self._troubles.clear(record.lease)
+        return told
+
+    def _report_unread(self, lease: str) -> LeaseReport:
+        """Return a report that changes nothing for the service, except for the reason of a wait."""
+        return LeaseReport(lease=lease, phase=LeasePhase.PLACED, why=_printable(self._troubles.why(lease)))
+
+    def _read_report(self, record: LeaseRecord) -> LeaseReport:
         files = self._files(record.lease)
         boot = files.read_boot()
         return LeaseReport(
@@ -252,6 +308,8 @@ class LeaseTable:
     def _notice_end(self, record: LeaseRecord) -> None:
         """Record the end of a lease whose keeper died before it recorded the end."""
         lease, files = record.lease, self._files(record.lease)
+        if files.read_end() is not None:
+            return
         if record.boot_id != self._boot_id:
             self._write_end(lease, f"{self._config.name} was started again")
             return
@@ -282,17 +340,24 @@ class LeaseTable:
     def _end(self, lease: str) -> bool:
         """End a lease as far as currently possible; return whether it has ended completely."""
         record, files = self._records.get(lease), self._files(lease)
+        if lease in self._unread:
+            return self._troubles.is_lasting(lease) and self._end_unread(lease)
         if record is None:
             if lease not in self._gone and self._end_left(lease) == 0:
                 self._gone[lease] = f"{self._config.name} has no record of it"
             return lease in self._gone
-        if files.read_end() is not None:
+        try:
+            end, keeper, boot = files.read_end(), files.read_keeper(), files.read_boot()
+        except OSError:
+            if not self._troubles.is_lasting(lease):
+                raise
+            return self._end_unread(lease)
+        if end is not None:
             self._ending_since.pop(lease, None)
             return True
         if record.boot_id != self._boot_id:
             self._write_end(lease, f"{self._config.name} was started again")
             return True
-        keeper, boot = files.read_keeper(), files.read_boot()
         since_s = self._ending_since.setdefault(lease, time.monotonic())
         known = [each.identity for each in (boot, keeper) if each is not None]
         if keeper is not None and keeper.identity.is_alive() and time.monotonic() - since_s < KEEPER_LIMIT_S:
@@ -300,6 +365,13 @@ class LeaseTable:
                 kill([boot.identity])
                 return self._await_keeper(lease, keeper.identity)
             return False  # the keeper is about to start the boot, whose process is not yet known
+        if not self._end_starting(lease) or self._end_left(lease, known):
+            return False
+        self._write_end(lease, "it was ended by the service")
+        return True
+
+    def _end_starting(self, lease: str) -> bool:
+        """End a keeper that has not recorded itself; return whether there is none any more."""
         starting = self._starting.get(lease)
         if starting is not None:
             starting.process.kill()
@@ -308,9 +380,14 @@ class LeaseTable:
             except subprocess.TimeoutExpired:
                 return False  # it hangs in the kernel
             del self._starting[lease]
-        if self._end_left(lease, known):
+        return True
+
+    def _end_unread(self, lease: str) -> bool:
+        """End a lease whose files do not say which processes it has; return whether it has ended completely."""
+        if not self._end_starting(lease) or self._end_left(lease):
             return False
-        self._write_end(lease, "it was ended by the service")
+        self._gone[lease] = _printable(f"it was ended by the service; {self._troubles.why(lease)}")
+        self._forget(lease)
         return True
 
     def _await_keeper(self, lease: str, keeper: ProcessId) -> bool:
@@ -342,6 +419,9 @@ class LeaseTable:
     def _forget(self, lease: str) -> None:
         self._files(lease).remove()
         self._records.pop(lease, None)
+        self._unread.discard(lease)
+        self._troubles.clear(lease)
+        self._last.pop(lease, None)
         self._failures.pop(lease, None)
         self._ending_since.pop(lease, None)
 

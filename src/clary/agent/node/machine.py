@@ -25,19 +25,19 @@ _MAX_NAME = 64
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-def box_facts(*, restarts: str = "", gpus: tuple[str, ...] | None = None) -> BoxFacts:
+def box_facts(*, restarts: str = "", gpus: tuple[str, ...] | None) -> BoxFacts:
     """Return processors, memory, GPUs and isolation of this machine.
 
     Args:
         restarts: phrase about the mechanism that starts the daemon after a reboot.
-        gpus: UUIDs of the GPUs; None to query the driver, which takes seconds.
+        gpus: UUIDs of the GPUs; None if the driver has not answered.
     """
     return BoxFacts(
         hostname=_printable(socket.gethostname()),
         user=_printable(user_name()),
         num_cpus=len(os.sched_getaffinity(0)),
         memory_bytes=_memory_bytes(),
-        gpus=gpu_uuids() if gpus is None else gpus,
+        gpus=gpus,
         isolation=isolation_words(),
         python_version=".".join(map(str, sys.version_info[:3])),
         restarts=restarts,
@@ -65,13 +65,15 @@ def machine_digest() -> str:
     return hashlib.sha256(f"{known}\0{socket.gethostname()}\0{os.geteuid()}".encode()).hexdigest()
 
 
-def gpu_uuids() -> tuple[str, ...]:
-    """Return the UUIDs of the GPUs from the driver; empty if it does not answer."""
+def gpu_uuids() -> tuple[str, ...] | None:
+    """Return the UUIDs of the GPUs from the driver, which takes seconds; empty without a driver, None if it fails."""
     try:
         done = run_limited(GPU_COMMAND, limit_s=PROGRAM_TIMEOUT_S)
-    except (OSError, RunTooLong):
+    except FileNotFoundError:
         return ()
-    return read_uuids(done.output) if done.code == 0 else ()
+    except (OSError, RunTooLong):
+        return None
+    return read_uuids(done.output) if done.code == 0 else None
 
 
 def read_uuids(listing: str) -> tuple[str, ...]:

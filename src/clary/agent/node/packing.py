@@ -21,6 +21,7 @@ _MODULES = (
     "base/passing_errors.py",
     "base/plain.py",
     "base/processes.py",
+    "base/readiness.py",
     "base/string_enum.py",
     "base/whole_files.py",
     "contract/box_protocol.py",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from clary.agent.node.installation import installed, own_folder
-from clary.agent.node.machine import box_facts, machine_digest
+from clary.agent.node.machine import box_facts, gpu_uuids, machine_digest
 from clary.agent.node.reaching import why_no_service
 from clary.agent.node.user_unit import who_restarts
 from clary.base.plain import to_plain
@@ -32,7 +32,7 @@ def probe(wanted: Mapping[str, Any]) -> dict[str, Any]:
     scratch = str(wanted.get("scratch") or "")
     old = installed(scratch)
     return {
-        "facts": to_plain(box_facts(restarts=who_restarts())),
+        "facts": to_plain(box_facts(restarts=who_restarts(), gpus=gpu_uuids())),
         "machine": machine_digest(),
         "python": sys.executable,
         "time": time.time(),

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import select
 import ssl
 import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from clary.base.readiness import readable
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 REQUEST_TIMEOUT_S = 10.0  # in addition to the time for which the service may delay an answer
@@ -105,7 +106,7 @@ class ServiceLine:
 
     def _wait(self, connection: http.client.HTTPSConnection, limit_s: float, watched: Sequence[int]) -> None:
         """Wait for the answer's first byte. Raises: Interrupted for an event on the box."""
-        found, _, _ = select.select([connection.sock, *watched], [], [], limit_s)
+        found: list[Any] = readable([connection.sock, *watched], limit_s)
         if connection.sock in found:
             return
         if found:
@@ -114,7 +115,7 @@ class ServiceLine:
 
 
 def _is_readable(sock: Any) -> bool:
-    return bool(select.select([sock], [], [], 0)[0])
+    return bool(readable([sock], 0))
 
 
 def _words(data: bytes) -> str:

@@ -3,6 +3,8 @@
 Where: started by the supervisor; both threads only pass the service's answers on to the supervisor.
 They survive an unreachable service: the program runs on, and the newest facts are reported when the service is back.
 The host is given up when the service is unreachable for `ORPHAN_TIMEOUT_S`, or reports that the attempt has ended.
+It is also given up when the service has refused this agent's token for `DISOWNED_TIMEOUT_S`: the job was deleted, and
+another job has its name and attempt now, with a token of its own. The service cannot tell this agent from a stranger.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from clary.agent.worker import Worker
 from clary.contract.agent_protocol import HEARTBEAT_INTERVAL_S, ORDER_WAIT_S, Order, Report, ReportReceipt
 
 ORPHAN_TIMEOUT_S = 24 * 3600.0
+DISOWNED_TIMEOUT_S = 300.0  # of nothing but refusals of the token; any other outcome begins the time anew
+_FORBIDDEN = 403
 # The service gives a host up after three heartbeats of silence: the wait for a lost answer must be shorter. Only the
 # first wait is short: a service that does not answer then is slow, and repeated requests do not help.
 FIRST_SILENCE_S = 1.5 * HEARTBEAT_INTERVAL_S
@@ -50,7 +54,8 @@ class Heartbeat(Worker):
     Args:
         service: receives the reports.
         board: holds the facts.
-        on_over: called with the reason when the attempt has ended or the service was unreachable for too long.
+        on_over: called with the reason when the attempt has ended, or the service was unreachable or refused the token
+            for too long.
         on_receipt: called with each receipt; receipts repeat the service's requests until they are met.
         on_away: called once when the service stops taking reports, and once when it takes them again.
     """
@@ -65,6 +70,7 @@ class Heartbeat(Worker):
         on_away: Callable[[bool], None] = lambda is_away: None,
         interval_s: float = HEARTBEAT_INTERVAL_S,
         orphan_timeout_s: float = ORPHAN_TIMEOUT_S,
+        disowned_timeout_s: float = DISOWNED_TIMEOUT_S,
     ) -> None:
         super().__init__("heartbeat", failure="nothing is reported any more")
         self._service = service
@@ -74,6 +80,8 @@ class Heartbeat(Worker):
         self._on_away = on_away
         self._interval_s = interval_s
         self._orphan_timeout_s = orphan_timeout_s
+        self._disowned_timeout_s = disowned_timeout_s
+        self._disowned_at_s: float | None = None  # since when every answer refuses the token
         self._heard_at_s = time.monotonic()
         self._is_away = False
         self._back_off = BackOff(cap_s=interval_s)
@@ -94,12 +102,14 @@ class Heartbeat(Worker):
             self._on_over(error.message)
             return None
         except (ServiceUnreachable, ServiceRefused) as error:
+            self._note_refusal(error)
             if not self._is_away:
                 logger.warning("the service does not take reports: %s", error)
                 self._is_away = True
                 self._on_away(True)
             return self._next_try()
         except Exception:  # boundary: heartbeat loop; without it the host would count as lost
+            self._disowned_at_s = None
             logger.exception("a report could not be made")
             return self._next_try()
         try:
@@ -111,15 +121,29 @@ class Heartbeat(Worker):
 
     def _note_answer(self) -> None:
         away_s, was_away = time.monotonic() - self._heard_at_s, self._is_away
-        self._heard_at_s, self._is_away = time.monotonic(), False
+        self._heard_at_s, self._is_away, self._disowned_at_s = time.monotonic(), False, None
         self._back_off.reset()
         if was_away:
             logger.warning("the service is back after %.1f s", away_s)
             self._on_away(False)
 
+    def _note_refusal(self, error: ServiceUnreachable | ServiceRefused) -> None:
+        """Note since when the service does nothing but refuse the token."""
+        if not isinstance(error, ServiceRefused) or error.details.get("status") != _FORBIDDEN:
+            self._disowned_at_s = None
+        elif self._disowned_at_s is None:
+            self._disowned_at_s = time.monotonic()
+
     def _next_try(self) -> float | None:
         """Return the seconds until the next report; None, after `on_over`, if no report was taken for too long."""
-        unheard_s = time.monotonic() - self._heard_at_s
+        now_s = time.monotonic()
+        if self._disowned_at_s is not None and now_s - self._disowned_at_s > self._disowned_timeout_s:
+            self._on_over(
+                f"the service has refused this agent's token for {now_s - self._disowned_at_s:.0f} s: another job has "
+                "its name now"
+            )
+            return None
+        unheard_s = now_s - self._heard_at_s
         if unheard_s > self._orphan_timeout_s:
             self._on_over(f"the service has been away for {unheard_s:.0f} s")
             return None

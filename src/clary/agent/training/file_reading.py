@@ -6,7 +6,8 @@ Where: `training_watch` polls every second in its thread, less often if a poll i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -125,7 +126,11 @@ class FileReading:
     def _read_records(self, path: str, tail: _Tail, piece: bytes) -> Iterator[Finding]:
         is_wandb = tail.place.kind is FileKind.WANDB
         split = wandb_records.split_records if is_wandb else event_records.split_records
-        read = wandb_records.findings_of if is_wandb else self._events.read
+        read: Callable[..., Iterable[Finding]] = self._events.read
+        if is_wandb:
+            read = functools.partial(
+                wandb_records.findings_of, on_note=lambda note: self._tell(f"{path} values", f"{path}: {note}")
+            )
         records = split(piece, offset=tail.offset)
         if records.is_lost:
             tail.is_lost = True

@@ -11,14 +11,14 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
 from clary.agent.training.event_records import MAX_RECORD_BYTES, Record, Records
 from clary.agent.training.json_values import may_have_more_values
 from clary.agent.training.value_lines import is_name
-from clary.agent.training.wire_fields import Malformed, as_bytes, as_signed, as_text, fields_of
+from clary.agent.training.wire_fields import as_bytes, as_signed, as_text, fields_of
 from clary.contract.training_values import MAX_NAME_CHARACTERS, Finding
 
 PREFIX = b":W&B\xe1\xbe\0"  # ident, a magic number, and the version: the format is private; other versions are unknown
@@ -32,6 +32,9 @@ _MS_PER_S = 1000
 _MOST_MS = 4_102_444_800_000  # the year 2100: later times are not plausible
 _MOST_STEP = 2**63
 _NO_NUMBERS = {"NaN", "Infinity", "-Infinity"}  # values written as text, as JSON has no such numbers
+_MAX_TEXT_BYTES = 64  # of a text that is parsed, as it may be one of these
+_OF_THE_CALL = {"_step", "_timestamp"}  # kept of any call
+_TOLD_CHARACTERS = 80  # of a name in a note
 
 
 def split_records(piece: bytes, *, offset: int, max_record_bytes: int = MAX_RECORD_BYTES) -> Records:
@@ -95,27 +98,35 @@ def _behind_prefix(piece: bytes) -> int | None:
     return len(PREFIX) if len(piece) >= len(PREFIX) else 0
 
 
-def findings_of(record: bytes, *, offset: int, file: str) -> list[Finding]:
+def findings_of(
+    record: bytes, *, offset: int, file: str, on_note: Callable[[str], None] = lambda note: None
+) -> list[Finding]:
     """Return the numbers of one call of `wandb.log`; empty for any other record.
 
-    Args: as `EventReader.read`.
+    Args:
+        record: its bytes.
+        offset: where the record begins in the file.
+        file: path of the file.
+        on_note: called with a sentence about each value that is too large; the call's other values are returned.
     Raises: Malformed.
     """
     found: list[Finding] = []
     for number, _, value in fields_of(record):
         if number == 2:
-            found += _of_history(as_bytes(value), offset=offset, file=file)
+            found += _of_history(as_bytes(value), offset=offset, file=file, on_note=on_note)
     return found
 
 
-def _of_history(message: bytes, *, offset: int, file: str) -> list[Finding]:
+def _of_history(message: bytes, *, offset: int, file: str, on_note: Callable[[str], None]) -> list[Finding]:
     numbers: dict[str, float] = {}
     step = None
     for number, _, value in fields_of(message):
         if number == 1:
-            numbers |= _item(as_bytes(value))
-            if len(numbers) > MAX_NUMBERS:
-                raise Malformed(f"more than {MAX_NUMBERS} numbers")
+            told = _item(as_bytes(value), on_note)
+            if len(numbers) + len(told) <= MAX_NUMBERS or told.keys() <= _OF_THE_CALL:
+                numbers |= told
+            else:
+                on_note(f"a call has more than {MAX_NUMBERS} numbers: {_told(next(iter(told)))} is left out")
         elif number == 2:
             step = next((as_signed(one) for field, _, one in fields_of(as_bytes(value)) if field == 1), 0)
     if step is None and -_MOST_STEP < numbers.get("_step", math.nan) < _MOST_STEP:  # false for NaN, too
@@ -136,7 +147,7 @@ def _of_history(message: bytes, *, offset: int, file: str) -> list[Finding]:
     ]
 
 
-def _item(message: bytes) -> dict[str, float]:
+def _item(message: bytes, on_note: Callable[[str], None]) -> dict[str, float]:
     """Return the numbers of a HistoryItem by name, `MAX_NUMBERS` + 1 at most; other values are left out.
 
     Raises: Malformed.
@@ -147,15 +158,21 @@ def _item(message: bytes) -> dict[str, float]:
             words.append(as_text(value))
         elif number == 16:
             document = as_bytes(value)
-    if document[:1] == b"[":
-        return {}  # a list has no numbers with names, however long it is
+    if document[:1] == b"[" or (document[:1] == b'"' and len(document) > _MAX_TEXT_BYTES):
+        return {}  # neither a list nor a text has numbers with names, however long it is
+    name = ".".join(filter(None, words))
     if may_have_more_values(document, MAX_VALUES):
-        raise Malformed(f"more than {MAX_VALUES} values in one item")
+        on_note(f"an item has more than {MAX_VALUES} values: {_told(name)} is left out")
+        return {}
     try:
         told = json.loads(as_text(document))
     except (ValueError, RecursionError):
         return {}
-    return dict(islice(_numbers(".".join(filter(None, words)), told, depth=0), MAX_NUMBERS + 1))
+    return dict(islice(_numbers(name, told, depth=0), MAX_NUMBERS + 1))
+
+
+def _told(name: str) -> str:
+    return repr(name[:_TOLD_CHARACTERS])
 
 
 def _numbers(name: str, told: Any, *, depth: int) -> Iterator[tuple[str, float]]:

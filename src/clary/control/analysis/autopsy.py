@@ -144,6 +144,9 @@ def _absent(
             yield Suspicion(who=host, why="its agent did not answer: the host, its network or its agent is in trouble")
         elif host in dumps and dumps[host].error:
             yield Suspicion(who=host, why=dumps[host].error, weight=Weight.NOTE)
+        elif host in dumps and dumps[host].num_records_left_out:
+            why = f"last collectives of {dumps[host].num_records_left_out} processes are left out, of ended ones first"
+            yield Suspicion(who=host, why=why, weight=Weight.NOTE)
     known = {process.rank for _, process in _ranks(dumps)}
     is_whole = all(host in dumps and not dumps[host].num_left_out and not dumps[host].error for host in hosts)
     if known and known != {None} and is_whole:

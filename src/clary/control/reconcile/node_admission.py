@@ -13,7 +13,7 @@ from clary.base.clock import Clock
 from clary.base.errors import WireError
 from clary.contract.launch_plan import Link
 from clary.contract.settings.hyperparameters import HOST_SHARE
-from clary.control.engines.cluster.node_kinds import choose_kind, counts
+from clary.control.engines.cluster.node_kinds import choose_known, counts, why_unsure
 from clary.control.engines.cluster.scheduler import NodeKind
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
@@ -83,10 +83,20 @@ class NodeAdmission(Admission):
         waiting = self._hub.waiting_jobs().get(job.name)
         return "" if waiting is None else waiting.pending_reason or self.why_held_back(job)
 
+    def why_held_back(self, job: TrainingJob) -> str:
+        """Return why a job is not started yet: as `Admission`, or nodes that could have its GPUs have not told them."""
+        if (why := super().why_held_back(job)) or job.pool:
+            return why  # a pool's hosts were requested already
+        for group in JobRequest(job.request).instance_groups:
+            shape = self._shape(group.instance_type)
+            if why := why_unsure(shape, self._kinds(), num_hosts=group.instance_count):
+                return f"waits for {self._engine_name}: {why}"
+        return ""
+
     def kind_of(self, instance_type: str, mapping: HostMapping) -> str:
         """Return the name of the kind of node that serves an instance type in a job with this mapping."""
         num_hosts = sum(host.instance_type == instance_type for host in mapping.hosts)
-        kind = choose_kind(self._shape(instance_type), self._kinds(), num_hosts=num_hosts).kind
+        kind = choose_known(self._shape(instance_type), self._kinds(), num_hosts=num_hosts).kind
         return "" if kind is None else kind.name
 
     def mapping(self, job: JobRequest) -> HostMapping:
@@ -99,7 +109,7 @@ class NodeAdmission(Admission):
         warnings: list[str] = []
         for group in job.instance_groups:
             shape = self._shape(group.instance_type)
-            chosen = choose_kind(shape, self._kinds(), num_hosts=group.instance_count)
+            chosen = choose_known(shape, self._kinds(), num_hosts=group.instance_count)
             if chosen.kind is None:
                 raise WireError("ResourceLimitExceeded", f"{self._engine_name}: {chosen.reason}{self._advice()}")
             notes.append(chosen.reason)

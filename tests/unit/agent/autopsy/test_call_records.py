@@ -62,7 +62,7 @@ def test_a_link_to_anywhere_else_is_not_followed(tmp_path):
     for target in (elsewhere, "/dev/shm/../shm/clary-0-7-0123456789abcdef.calls", "/dev/shm/x.calls", "0-8.calls"):
         link = tmp_path / "0-7.calls"
         link.symlink_to(target)
-        assert read_records(tmp_path) == []
+        assert read_records(tmp_path).records == ()
         link.unlink()
 
 
@@ -103,14 +103,14 @@ def test_groups_are_ordered_by_their_last_use():
 
 
 def test_files_that_are_no_records_are_left_out(tmp_path):
-    assert read_records(tmp_path / "nowhere") == []
+    assert read_records(tmp_path / "nowhere").records == ()
     write(tmp_path, 0, 7, CallRow(1, 1, 0, 4, -1, 1, 1, 0))
     (tmp_path / "1-8.calls").write_bytes(b"short")
     (tmp_path / "2-9.calls").mkdir()
     os.mkfifo(tmp_path / "3-9.calls")
     (tmp_path / "4-9.calls").symlink_to(tmp_path / "0-7.calls")
     write(tmp_path, 5, 9, name="5-9.other")
-    assert [found.rank for found in read_records(tmp_path)] == [0]
+    assert [found.rank for found in read_records(tmp_path).records] == [0]
 
 
 def fill(folder, *, num_files):
@@ -133,7 +133,7 @@ def test_groups_that_claim_many_ranks_take_no_memory_and_no_time(tmp_path):
     began_s = time.process_time()
     tracemalloc.start()
     try:
-        left = left_calls(read_records(tmp_path), 100)
+        left = left_calls(read_records(tmp_path).records, 100)
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -143,10 +143,62 @@ def test_groups_that_claim_many_ranks_take_no_memory_and_no_time(tmp_path):
     assert time.process_time() - began_s < 5
 
 
-def test_the_rows_of_all_files_are_bounded(tmp_path, monkeypatch):
+def age(folder):
+    """Give the files of a folder times, so that the one of the highest rank is the oldest."""
+    for path in folder.iterdir():
+        at_s = 1_000_000 - int(path.name.partition("-")[0])
+        os.utime(path, (at_s, at_s), follow_symlinks=False)
+
+
+def test_the_rows_of_all_files_are_bounded_and_what_is_left_out_is_counted(tmp_path, monkeypatch):
     fill(tmp_path, num_files=5)
+    age(tmp_path)
     monkeypatch.setattr(call_records, "MAX_ROWS", 3 * NUM_SLOTS)
-    assert len(read_records(tmp_path)) == 3
+    found = read_records(tmp_path)
+    assert ([one.rank for one in found.records], found.num_left_out) == ([0, 1, 2], 2)
+
+
+def test_records_of_living_processes_are_read_before_those_of_ended_ones_and_newer_ones_first(tmp_path, monkeypatch):
+    fill(tmp_path, num_files=6)
+    age(tmp_path)
+    monkeypatch.setattr(call_records, "MAX_ROWS", 3 * NUM_SLOTS)
+    found = read_records(tmp_path, living={4, 5})
+    assert ([one.rank for one in found.records], found.num_left_out) == ([4, 5, 0], 3)
+    monkeypatch.setattr(call_records, "MAX_FILES", 2)
+    found = read_records(tmp_path, living={3, 5})
+    assert ([one.rank for one in found.records], found.num_left_out) == ([3, 5], 4)
+
+
+def test_a_record_that_does_not_fit_hides_no_smaller_one(tmp_path, monkeypatch):
+    fill(tmp_path, num_files=1)
+    write(tmp_path, 1, 7, CallRow(1, 1, 0, 4, -1, 1, 1, 0))
+    age(tmp_path)
+    monkeypatch.setattr(call_records, "MAX_ROWS", NUM_SLOTS - 1)
+    found = read_records(tmp_path)
+    assert ([one.rank for one in found.records], found.num_left_out) == ([1], 1)
+
+
+def test_a_dump_counts_the_records_that_it_leaves_out(tmp_path, monkeypatch):
+    folder = tmp_path.joinpath(*STEPS_FOLDER)
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(call_records, "MAX_ROWS", 1)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        write(folder, 0, 99_999_999, CallRow(40, 1, 0, 4, -1, 1, 1, WAITED_FOR))
+        write(folder, 3, process.pid, CallRow(41, 1, 0, 4, -1, 1, 1, WAITED_FOR))
+        dump = dump_host(
+            os.getpid(),
+            number=1,
+            reason="",
+            host="algo-1",
+            addresses=(),
+            ranks={process.pid: 3},
+            now=datetime.now(UTC),
+            ml_folder=tmp_path,
+            is_ending=lambda: True,
+        )
+        process.stdin.close()
+    assert [one.rank for one in dump.processes if one.collectives] == [3]
+    assert (dump.left, dump.num_records_left_out) == ((), 1)
 
 
 def test_a_dump_holds_the_calls_of_processes_and_of_ended_ranks(tmp_path):

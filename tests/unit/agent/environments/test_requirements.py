@@ -196,6 +196,17 @@ def test_an_installation_without_the_internet_makes_an_environment_of_its_own(
     assert (first.folder != second.folder, second.was_cached) == (True, False)
 
 
+def test_a_job_without_the_internet_uses_an_environment_that_was_installed_with_it(
+    original: Environment, tmp_path: Path, wheels: Path
+) -> None:
+    online = prepare(original, tmp_path, "alpha\n", wheels)
+    offline = prepare(original, tmp_path, "alpha\n", wheels, is_offline=True)
+    assert (offline.folder, offline.was_cached) == (online.folder, True)
+    assert offline.notes == ("requirements.txt was installed for an earlier job: its environment is reused",)
+    online.folder.with_suffix(".complete").unlink()  # only a whole copy counts
+    assert prepare(original, tmp_path, "alpha\n", wheels, is_offline=True).folder != online.folder
+
+
 def test_change_in_a_nested_file_makes_another_environment(original: Environment, tmp_path: Path, wheels: Path) -> None:
     (tmp_path / "code" / "sub").mkdir(parents=True)
     nested = tmp_path / "code" / "sub" / "more.txt"

@@ -1,6 +1,7 @@
 """The rounds of the daemon: it goes on asking the service when its machine refuses something."""
 
 import errno
+import itertools
 import json
 import time
 
@@ -93,6 +94,7 @@ def test_a_driver_that_does_not_answer_holds_up_no_request(world, tmp_path, monk
     assert len(world.asked) == 3
     assert time.monotonic() - began_s < 15
     assert all(world.others), "the tool belongs to no lease"
+    assert [body["facts"]["gpus"] for _, body in world.asked] == [None] * 3, "they are not known yet"
     assert world.daemon._table.others() == ()
 
 
@@ -146,6 +148,41 @@ def test_a_removed_box_that_cannot_list_its_processes_tries_again(world, monkeyp
     world.daemon.run()
     assert len(ended) == 2
     assert not world.daemon._folder.root.exists()
+
+
+def test_a_removed_box_that_cannot_end_its_leases_does_not_hammer_the_service(world, monkeypatch):
+    def refuse(*arguments, **options):
+        asked.append(time.monotonic())
+        raise module.Refused(module.GONE, "it was removed")
+
+    def end_all(limit_s):
+        if len(asked) < 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return 0
+
+    asked = []
+    world.daemon._table.end_all = end_all
+    monkeypatch.setattr(world.daemon._line, "ask", refuse)
+    monkeypatch.setattr(module, "REFUSED_PAUSE_S", 0.3)
+    world.daemon.run()
+    assert len(asked) == 3
+    assert min(later - sooner for sooner, later in itertools.pairwise(asked)) >= 0.3
+
+
+@pytest.mark.parametrize("method", ["reports", "watched"])
+def test_leases_that_cannot_be_told_or_watched_at_the_moment_do_not_end_the_daemon(world, monkeypatch, method):
+    known, refusals = getattr(world.daemon._table, method), [OSError(errno.EMFILE, "Too many open files")] * 2
+
+    def refuse():
+        if refusals:
+            raise refusals.pop()
+        return known()
+
+    monkeypatch.setattr(module, "REFUSED_PAUSE_S", 0.01)
+    monkeypatch.setattr(world.daemon._table, method, refuse)
+    world.daemon.run()
+    assert len(world.asked) == 3
+    assert refusals == []
 
 
 def test_no_lease_is_reported_before_all_records_could_be_read(world, monkeypatch, capsys):

@@ -1,11 +1,13 @@
 """Files of leases and of the daemon's folder: written atomically, private, and never another user's."""
 
+import errno
 import hashlib
 import os
 
 import pytest
 
 from clary.agent.node.box_folder import BoxConfig, BoxFolder, make_private, read_json, write_json
+from clary.agent.node.keeper import EXIT_KEPT, keep_lease
 from clary.agent.node.lease_files import KeptProcess, LeaseFiles
 from clary.base.errors import ContractError
 from clary.base.plain import to_plain
@@ -56,6 +58,22 @@ def test_damaged_files_count_as_missing(files, text):
         (files.folder / name).write_text(text)
     assert files.read_record() is None
     assert (files.read_keeper(), files.read_boot(), files.read_end()) == (None, None, None)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE, errno.ESTALE, errno.EACCES])
+def test_a_file_that_cannot_be_read_is_not_taken_for_missing(files, monkeypatch, number):
+    def refuse(path):
+        raise OSError(number, os.strerror(number), str(path))
+
+    files.make(ORDER, "boot-1")
+    monkeypatch.setattr("clary.agent.node.lease_files.read_json", refuse)
+    for read in (files.read_keeper, files.read_boot, files.read_end):
+        with pytest.raises(OSError, match=os.strerror(number)):
+            read()
+    assert keep_lease(files.folder) == EXIT_KEPT, "another keeper may have recorded itself"
+    files.write_end("why")
+    monkeypatch.undo()
+    assert files.read_end() == "why"
 
 
 def test_a_record_whose_write_failed_does_not_exist(files, monkeypatch):

@@ -149,6 +149,110 @@ def test_a_record_that_cannot_be_read_at_the_moment_is_kept_and_loaded_later(wor
     assert world.phases == {LEASE: LeasePhase.RECORDED}
 
 
+class Refusing:
+    """Reading of JSON that the machine refuses for files of some names."""
+
+    def __init__(self, monkeypatch, *names, number=errno.EIO):
+        self.names, self.number, self.real = set(names), number, lease_files.read_json
+        monkeypatch.setattr(lease_files, "read_json", self)
+
+    def __call__(self, path):
+        if path.name in self.names or f"{path.parent.name}/{path.name}" in self.names:
+            raise OSError(self.number, os.strerror(self.number), str(path))
+        return self.real(path)
+
+
+@pytest.fixture
+def later(monkeypatch):
+    """A function that lets time pass for the table."""
+    late, now = [0.0], module.time.monotonic
+    monkeypatch.setattr(module.time, "monotonic", lambda: now() + late[0])
+
+    def let_pass(seconds):
+        late[0] += seconds
+
+    return let_pass
+
+
+def renew_late(world, later):
+    """Start the daemon again on records that stay unreadable: it asks the service after a few seconds."""
+    with pytest.raises(OSError, match="Input/output"):
+        world.renew()
+    with pytest.raises(OSError, match="Input/output"):
+        world.table.load()
+    later(module.LOAD_LIMIT_S + 1)
+    world.table.load()
+
+
+def test_a_record_that_stays_unreadable_does_not_silence_the_other_leases(world, monkeypatch, later, capsys):
+    world.table.obey([ORDER, replace(ORDER, lease=OTHER, index=1)])
+    refusing = Refusing(monkeypatch, f"{LEASE}/record.json")
+    renew_late(world, later)
+    orders = [replace(ORDER, may_start=True), replace(ORDER, lease=OTHER, index=1, may_start=True)]
+    world.table.obey(orders)
+    assert world.phases == {LEASE: LeasePhase.PLACED, OTHER: LeasePhase.RUNNING}
+    assert len(world.keepers) == 1, "the unreadable lease may run already"
+    assert "Input/output error" in world.table.reports()[-1].why
+    assert capsys.readouterr().err.count("it is tried again") == 1
+    refusing.names.clear()
+    world.table.look()
+    assert world.phases[LEASE] is LeasePhase.RECORDED
+
+
+def test_an_unreadable_lease_is_gone_only_by_order_and_once_no_process_of_it_is_left(world, monkeypatch, later):
+    world.begin()
+    Refusing(monkeypatch, "record.json")
+    renew_late(world, later)
+    world.table.obey([])
+    world.table.obey([replace(ORDER, wish=Wish.END)])
+    assert (world.phases, world.ended) == ({LEASE: LeasePhase.PLACED}, []), "the refusal may pass"
+    later(61)
+    world.left = 1
+    world.table.obey([replace(ORDER, wish=Wish.END)])
+    assert world.phases == {LEASE: LeasePhase.PLACED}
+    world.left = 0
+    world.table.obey([replace(ORDER, wish=Wish.END)])
+    [report] = world.table.reports()
+    assert report.phase is LeasePhase.GONE
+    assert report.why.startswith("it was ended by the service; its files can not be used: [Errno 5] Input/output error")
+    world.table.obey([])
+    assert world.table.reports() == ()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE, errno.EACCES])
+@pytest.mark.parametrize("name", ["keeper.json", "boot.json", "ended.json"])
+def test_a_lease_whose_state_cannot_be_read_is_not_started_again(world, monkeypatch, later, name, number):
+    world.begin()
+    world.renew()
+    refusing = Refusing(monkeypatch, name, number=number)
+    world.table.look()
+    world.table.obey([replace(ORDER, may_start=True)])
+    if name == "boot.json":  # a readable one names this process, which would get the signal
+        world.table.obey([replace(ORDER, may_start=True, wish=Wish.NOTICE)])
+    assert world.phases == {LEASE: LeasePhase.PLACED}
+    for descriptor in world.table.watched():
+        os.close(descriptor)
+    assert len(world.keepers) == 1
+    refusing.names.clear()
+    assert world.phases == {LEASE: LeasePhase.RUNNING}
+    refusing.names.add(name)
+    assert world.phases == {LEASE: LeasePhase.RUNNING}, "what was known last"
+    world.table.obey([replace(ORDER, wish=Wish.END)])
+    assert world.phases == {LEASE: LeasePhase.RUNNING}
+    later(61)
+    world.table.obey([replace(ORDER, wish=Wish.END)])
+    assert world.phases == {LEASE: LeasePhase.GONE}
+
+
+def test_a_removed_box_ends_leases_whose_files_stay_unreadable(world, monkeypatch, later):
+    world.begin()
+    Refusing(monkeypatch, "record.json", "keeper.json")
+    renew_late(world, later)
+    assert world.table.end_all(0.0) == 1
+    later(61)
+    assert world.table.end_all(0.0) == 0
+
+
 def test_a_lease_with_a_damaged_record_is_set_aside(world, capsys):
     world.table.obey([ORDER])
     (world.files().folder / "record.json").write_text("{")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from clary.agent.fact_board import FactBoard
-from clary.agent.service_client import ServiceUnreachable
+from clary.agent.service_client import ServiceRefused, ServiceUnreachable
+from clary.agent.supervisor import service_watch
 from clary.agent.supervisor.service_watch import Heartbeat
 from clary.base.clock import SystemClock
 from clary.contract.agent_protocol import Order, Report, ReportReceipt
@@ -49,6 +51,7 @@ def run(
     *,
     on_receipt: Callable[[ReportReceipt], None] = lambda receipt: None,
     orphan_timeout_s: float = PATIENCE_S,
+    disowned_timeout_s: float = PATIENCE_S,
 ) -> tuple[list[bool], list[str]]:
     """Return the calls of `on_away` and of `on_over` until the talk is done or the heartbeat has ended."""
     aways: list[bool] = []
@@ -66,6 +69,7 @@ def run(
         on_away=aways.append,
         interval_s=0.01,
         orphan_timeout_s=orphan_timeout_s,
+        disowned_timeout_s=disowned_timeout_s,
     )
     heartbeat.start()
     assert talk.is_done.wait(PATIENCE_S)
@@ -106,3 +110,26 @@ def test_a_host_whose_reports_do_not_arrive_for_too_long_is_given_up(answer: Exc
     _, overs = run(FakeTalk(*[answer] * 1000), orphan_timeout_s=0.05)
     assert len(overs) == 1
     assert overs[0].startswith("the service has been away for ")
+
+
+def refusal(status: int) -> ServiceRefused:
+    return ServiceRefused(f"{status}: refused", details={"status": status})
+
+
+def test_a_host_whose_token_is_refused_for_minutes_is_given_up_long_before_an_absent_service() -> None:
+    _, overs = run(FakeTalk(*[refusal(403)] * 1000), disowned_timeout_s=0.05)
+    assert len(overs) == 1
+    assert overs[0].startswith("the service has refused this agent's token for ")
+
+
+@pytest.mark.parametrize("other", [SILENCE, DEFECT, RECEIPT, refusal(503), refusal(404)])
+def test_a_token_that_is_refused_now_and_then_keeps_its_host(
+    other: Exception | ReportReceipt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.count()  # each look at the clock takes a second
+    monkeypatch.setattr(service_watch, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    answers = [refusal(403), other] * 10
+    _, overs = run(FakeTalk(*answers), orphan_timeout_s=1000.0, disowned_timeout_s=5.0)
+    assert overs == []
+    _, overs = run(FakeTalk(*answers, *[refusal(403)] * 10), orphan_timeout_s=1000.0, disowned_timeout_s=5.0)
+    assert len(overs) == 1

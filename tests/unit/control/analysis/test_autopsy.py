@@ -182,6 +182,12 @@ def test_ranks_and_hosts_that_are_missing_are_named():
     assert ("algo-2", "no program runs on this host") in suspects(broken, num_ranks=0, weights=[Weight.NOTE])
 
 
+def test_collectives_that_a_dump_leaves_out_are_told():
+    short = {**gang(), "algo-2": replace(host("algo-2"), num_records_left_out=3)}
+    told = "last collectives of 3 processes are left out, of ended ones first"
+    assert ("algo-2", told) in suspects(short, num_ranks=0, weights=[Weight.NOTE])
+
+
 def test_a_rank_that_cannot_be_inspected_is_reported_as_such():
     ((who, why),) = suspects(waiting(process(3, ())))
     assert who == "rank 3 on algo-2"

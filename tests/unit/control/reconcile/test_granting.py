@@ -69,6 +69,24 @@ async def test_a_granted_job_starts_under_the_tag_of_its_request(plane, engine):
     assert engine.released_pools == [tag]
 
 
+async def test_a_job_that_could_want_gpus_waits_until_new_nodes_have_told_theirs(plane, engine):
+    unsure = replace(engine.kinds[0], name="new", num_nodes=1, num_free=0, why_unsure="box9 has not told its GPUs yet")
+    engine.kinds[:] = [unsure]
+    gpus = {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 1, "VolumeSizeInGB": 1}
+    await plane.create("train", ResourceConfig=gpus)
+    await plane.create("plain")
+    await plane.passes(2)
+    assert messages(await plane.describe("train"))[-1] == "waits for slurm: box9 has not told its GPUs yet"
+    assert messages(await plane.describe("plain"))[-1] == "waits for slurm: box9 has not told its GPUs yet"
+    assert engine.asked == {}
+    engine.kinds[:] = [replace(unsure, why_unsure="", name="gpu", num_gpus=8)]
+    await plane.passes(2)
+    assert sorted((order.job_name, order.hosts[0].num_gpus) for order in engine.asked.values()) == [
+        ("plain", 0),
+        ("train", 8),
+    ]
+
+
 async def test_a_job_does_not_wait_behind_another_job(plane, engine):
     await plane.create("large", num_hosts=4)
     await plane.create("small")

@@ -129,7 +129,9 @@ class BoxDesk:
         box = ledger.boxes.get(name)
         if box is None:
             return
-        known = replace(box, facts=report.facts, daemon=report.daemon, boot_id=report.boot_id)
+        known = replace(
+            box, facts=_with_known_gpus(report.facts, box.facts), daemon=report.daemon, boot_id=report.boot_id
+        )
         if known != box:
             await ledger.put_box(known)
         await self._book.take_report(name, report)
@@ -232,7 +234,8 @@ class BoxDesk:
                 name=new.name, machine=new.machine, token_digest=_digest(token), facts=new.facts, added_at=now
             )
         else:
-            box = replace(old, token_digest=_digest(token), facts=new.facts)
+            facts = _with_known_gpus(new.facts, old.facts)
+            box = replace(old, token_digest=_digest(token), facts=facts)
         await ledger.put_box(box)
         if old is None:
             self._book.presence.introduce(new.name)
@@ -296,18 +299,19 @@ class BoxDesk:
 
     def _row(self, box: BoxRecord) -> Mapping[str, Any]:
         facts, presence = box.facts, self._book.presence
-        state = self._book.view(box).state
+        view = self._book.view(box)
+        state = view.state
         return {
             "name": box.name,
             "state": state.value,
             "why": self._why(box, state),
             "is_drained": box.is_drained,
-            "kind": box.kind,
+            "kind": view.kind,
             "hostname": facts.hostname,
             "user": facts.user,
             "num_cpus": facts.num_cpus,
             "memory_bytes": facts.memory_bytes,
-            "gpus": list(facts.gpus),
+            "gpus": None if facts.gpus is None else list(facts.gpus),
             "isolation": facts.isolation,
             "python_version": facts.python_version,
             "restarts": facts.restarts,
@@ -343,6 +347,8 @@ class BoxDesk:
                 )
             case BoxState.GONE:
                 return "ends what it runs"
+            case BoxState.UNKNOWN:
+                return "its driver has not told its GPUs yet; see node.log below ~/.clary-node there"
         return ""
 
 
@@ -351,6 +357,11 @@ def require_desk(boxes: BoxDesk | None, engine: str) -> BoxDesk:
     if boxes is None:
         raise _conflict(f"this service gets its hosts from {engine}; start it with: clary up --engine boxes")
     return boxes
+
+
+def _with_known_gpus(facts: BoxFacts, old: BoxFacts) -> BoxFacts:
+    """Return a box's facts; if its driver has not answered yet, with the GPUs that it told before."""
+    return replace(facts, gpus=old.gpus) if facts.gpus is None else facts
 
 
 def _digest(text: str) -> str:
@@ -388,8 +399,9 @@ def _check_report(report: BoxReport) -> None:
 
 def _check_facts(facts: BoxFacts) -> None:
     texts = (facts.hostname, facts.user, facts.isolation, facts.python_version, facts.restarts)
-    _check_texts("facts", (*texts, *facts.gpus))
-    if not 0 < facts.num_cpus <= 1 << 16 or not 0 < facts.memory_bytes <= 1 << 50 or len(facts.gpus) > MAX_GPUS:
+    gpus = facts.gpus or ()
+    _check_texts("facts", (*texts, *gpus))
+    if not 0 < facts.num_cpus <= 1 << 16 or not 0 < facts.memory_bytes <= 1 << 50 or len(gpus) > MAX_GPUS:
         raise WireError(
             "ValidationException", "facts: expected CPUs, memory and GPUs in amounts that a machine can have"
         )

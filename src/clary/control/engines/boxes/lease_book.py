@@ -16,10 +16,11 @@ from clary.contract.box_protocol import BoxReport, LeaseOrder, LeasePhase, Lease
 from clary.control.engines.boxes.ledger import BoxLedger
 from clary.control.engines.boxes.placement import BoxState, BoxView, Placement, place
 from clary.control.engines.boxes.presence import Presence
-from clary.control.engines.boxes.records import AllocationRecord, BoxRecord, LeaseRecord, RequestRecord
+from clary.control.engines.boxes.records import AllocationRecord, BoxRecord, LeaseRecord, RequestRecord, kind_of
 
 T = TypeVar("T")
 
+GPUS_LIMIT_S = 120.0  # from a box's addition; a driver without an open client initializes 16 GPUs in 48 s at most
 FORGET_AFTER_S = 600.0  # from the end of an allocation until its record is removed
 _ID_BYTES = 8
 
@@ -59,13 +60,15 @@ class LeaseBook:
     def view(self, box: BoxRecord) -> BoxView:
         """Return a box's state for placement."""
         leases = self.leases_of(box.name)
+        awaits_gpus = self._awaits_gpus(box)
         return BoxView(
             name=box.name,
-            kind=box.kind,
+            kind=kind_of(box.facts, awaits_gpus=awaits_gpus),
             num_cpus=box.facts.num_cpus,
             memory_bytes=box.facts.memory_bytes,
-            num_gpus=len(box.facts.gpus),
-            state=self._state(box, is_busy=bool(leases)),
+            num_gpus=len(box.facts.gpus or ()),
+            awaits_gpus=awaits_gpus,
+            state=self._state(box, is_busy=bool(leases), awaits_gpus=awaits_gpus),
             runs=", ".join(dict.fromkeys(allocation.job_name for allocation, _ in leases)),
         )
 
@@ -73,14 +76,20 @@ class LeaseBook:
         """Return the states of all boxes for placement."""
         return [self.view(box) for box in self.ledger.boxes.values()]
 
-    def _state(self, box: BoxRecord, *, is_busy: bool) -> BoxState:
+    def _awaits_gpus(self, box: BoxRecord) -> bool:
+        """Whether a new box has not told its GPUs yet; one that does not for too long counts as one without GPUs."""
+        return box.facts.gpus is None and (self._clock.now() - box.added_at).total_seconds() <= GPUS_LIMIT_S
+
+    def _state(self, box: BoxRecord, *, is_busy: bool, awaits_gpus: bool) -> BoxState:
         if box.is_removed:
             return BoxState.GONE
         if self.presence.is_silent(box.name) or (not is_busy and not self.presence.was_heard(box.name)):
             return BoxState.SILENT
         if box.is_drained:
             return BoxState.DRAINED
-        return BoxState.BUSY if is_busy else BoxState.READY
+        if is_busy:
+            return BoxState.BUSY
+        return BoxState.UNKNOWN if awaits_gpus else BoxState.READY
 
     def waiting(self) -> list[RequestRecord]:
         """Return the requests without boxes."""
@@ -252,6 +261,8 @@ def _after(lease: LeaseRecord, told: LeaseReport | None, box: str) -> LeaseRecor
     if told.phase is LeasePhase.RECORDED and lease.phase is LeasePhase.RECORDED and not lease.is_ending:
         return replace(lease, why=told.why)  # the reason why its host has not started yet
     match told.phase:
+        case LeasePhase.PLACED if lease.phase in (LeasePhase.PLACED, LeasePhase.RECORDED) and not lease.is_ending:
+            return replace(lease, why=told.why)  # the box cannot read its files at the moment
         case LeasePhase.GONE:
             why = lease.why if lease.is_ending and lease.why else told.why
             return replace(lease, phase=LeasePhase.GONE, why=why)

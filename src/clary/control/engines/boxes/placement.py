@@ -26,6 +26,7 @@ class BoxState(StrEnum):
     BUSY = "busy"  # has a lease, which may be ending
     DRAINED = "drained"  # gets no new lease
     SILENT = "silent"  # has not reported for a while
+    UNKNOWN = "unknown"  # is new, and its driver has not told its GPUs yet
     GONE = "gone"  # was removed; its processes are being ended
 
 
@@ -39,6 +40,7 @@ class BoxView:
     memory_bytes: int
     num_gpus: int
     state: BoxState
+    awaits_gpus: bool = False  # whether `num_gpus` is 0 only because the box has not told its GPUs yet
     runs: str = ""  # job that uses the box
 
     @property
@@ -54,6 +56,8 @@ class BoxView:
                 return f"{self.name} runs {self.runs}" if self.runs else f"{self.name} is busy"
             case BoxState.GONE:
                 return f"{self.name} is being removed"
+            case BoxState.UNKNOWN:
+                return f"{self.name} has not told its GPUs yet"
             case _:
                 return f"{self.name} is {self.state.value}"
 
@@ -69,6 +73,9 @@ class Placement:
 def place(requests: Iterable[RequestRecord], boxes: Sequence[BoxView]) -> Placement:
     """Place all requests that can be placed.
 
+    A host of a kind that no box has any more, for example because a box has lost or found GPUs, gets a box by its
+    resources.
+
     Args:
         requests: waiting requests in any order; the lowest number is the oldest.
         boxes: all boxes.
@@ -76,15 +83,17 @@ def place(requests: Iterable[RequestRecord], boxes: Sequence[BoxView]) -> Placem
     free = {box.name: box for box in boxes if box.state is BoxState.READY}
     placed: dict[int, dict[int, str]] = {}
     waits: dict[int, str] = {}
+    kinds = {box.kind for box in boxes}
     for request in sorted(requests, key=lambda item: item.number):
-        found = _matching(request.hosts, sorted(free.values(), key=lambda box: (*box.size, box.name)))
+        hosts = tuple(host if host.kind in kinds else replace(host, kind="") for host in request.hosts)
+        found = _matching(hosts, sorted(free.values(), key=lambda box: (*box.size, box.name)))
         if found is not None:
             placed[request.number] = found
             for name in found.values():
                 del free[name]
             continue
-        waits[request.number] = why_waiting(request.hosts, boxes, free)
-        for name in [name for name, box in free.items() if any(fits(host, box) for host in request.hosts)]:
+        waits[request.number] = why_waiting(hosts, boxes, free)
+        for name in [name for name, box in free.items() if any(fits(host, box) for host in hosts)]:
             del free[name]
     return Placement(placed, waits)
 
@@ -96,6 +105,13 @@ def fits(host: HostWish, box: BoxView) -> bool:
     return (
         box.num_gpus >= host.num_gpus and box.num_cpus >= host.num_cpus and box.memory_bytes >= (host.memory_bytes or 0)
     )
+
+
+def _may_fit(host: HostWish, box: BoxView) -> bool:
+    """Whether a box suffices, or may do so once it has told its GPUs."""
+    if not box.awaits_gpus:
+        return fits(host, box)
+    return box.num_cpus >= host.num_cpus and box.memory_bytes >= (host.memory_bytes or 0)
 
 
 def gives_way(
@@ -128,7 +144,7 @@ def why_waiting(hosts: Sequence[HostWish], boxes: Sequence[BoxView], free: Mappi
         boxes: all boxes.
         free: boxes that are available and kept for no other request.
     """
-    usable = sorted((box for box in boxes if any(fits(host, box) for host in hosts)), key=lambda box: box.name)
+    usable = sorted((box for box in boxes if any(_may_fit(host, box) for host in hosts)), key=lambda box: box.name)
     noun = "box" if len(hosts) == 1 else "boxes"
     head = f"waits for {len(hosts)} {noun}"
     if len(usable) < len(hosts):

@@ -28,11 +28,6 @@ class BoxRecord:
     daemon: str = ""  # SHA-256 of the daemon that reported last
     boot_id: str = ""
 
-    @property
-    def kind(self) -> str:
-        """Name of the set of boxes with the same resources."""
-        return kind_of(self.facts)
-
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseRecord:
@@ -103,7 +98,12 @@ class JoinTokenRecord:
     expires_at: datetime
 
 
-def kind_of(facts: BoxFacts) -> str:
-    """Return the name of the kind of a box: its CPUs, its memory in whole GiB, its GPUs."""
-    gpus = f"-{len(facts.gpus)}gpu" if facts.gpus else ""
+def kind_of(facts: BoxFacts, *, awaits_gpus: bool = False) -> str:
+    """Return the name of the kind of a box, the set of boxes with its CPUs, its memory in whole GiB and its GPUs.
+
+    Args:
+        facts: of the box; unknown GPUs count as none.
+        awaits_gpus: whether the GPUs are unknown, but the box may tell them soon: such boxes are a kind of their own.
+    """
+    gpus = "-unknown" if awaits_gpus else f"-{len(facts.gpus)}gpu" if facts.gpus else ""
     return f"{facts.num_cpus}cpu-{round(facts.memory_bytes / GIB)}gib{gpus}"

@@ -100,6 +100,7 @@ class BoxesScheduler:
                 num_free=sum(view.state is BoxState.READY for view in views),
                 maps_to=f"boxes {', '.join(sorted(view.name for view in views))}",
                 isolation="; ".join(sorted({isolation[view.name] for view in views})),
+                why_unsure=", ".join(sorted(view.words for view in views if view.awaits_gpus)),
             )
             for kind, views in sorted(kinds.items(), key=lambda item: min(view.size for view in item[1]))
         ]

@@ -52,7 +52,7 @@ def choose_kind(shape: InstanceShape, kinds: Sequence[NodeKind], *, num_hosts: i
     named = [kind for kind in enough if shape.name in kind.instance_types]
     if named:
         return Chosen(kind=named[0], reason=f"{shape.name} is served by {named[0].maps_to}, as settings say")
-    fitting = [kind for kind in enough if _has_all(kind, shape)]
+    fitting = [kind for kind in enough if has_all(kind, shape)]
     if fitting:
         kind = min(fitting, key=lambda one: (one.num_gpus, one.num_cpus, one.memory_bytes, one.name))
         return Chosen(kind=kind, reason=f"{shape.name} is served by {kind.maps_to}")
@@ -82,7 +82,32 @@ def _of_several(shape: InstanceShape, kinds: Sequence[NodeKind], num_hosts: int)
     return Chosen(kind=kind, reason=f"{shape.name} is served by {kind.maps_to}, with {has}")
 
 
-def _has_all(kind: NodeKind, shape: InstanceShape) -> bool:
+def choose_known(shape: InstanceShape, kinds: Sequence[NodeKind], *, num_hosts: int) -> Chosen:
+    """Return `choose_kind` among the kinds whose GPUs are known; among all, if those lack what the type has.
+
+    Args: as `choose_kind`.
+    """
+    known = [kind for kind in kinds if not kind.why_unsure]
+    chosen = choose_kind(shape, known, num_hosts=num_hosts)
+    if len(known) == len(kinds) or (chosen.kind is not None and has_all(chosen.kind, shape)):
+        return chosen
+    return choose_kind(shape, kinds, num_hosts=num_hosts)
+
+
+def why_unsure(shape: InstanceShape, kinds: Sequence[NodeKind], *, num_hosts: int) -> str:
+    """Return why it is not known yet which kind will serve a type; empty if it is known.
+
+    Args: as `choose_kind`.
+    """
+    known = [kind for kind in kinds if not kind.why_unsure]
+    chosen = choose_kind(shape, known, num_hosts=num_hosts)
+    if chosen.kind is not None and has_all(chosen.kind, shape):
+        return ""
+    return ", ".join(kind.why_unsure for kind in kinds if kind.why_unsure)
+
+
+def has_all(kind: NodeKind, shape: InstanceShape) -> bool:
+    """Return whether a kind has the GPUs, CPUs and memory of a type."""
     # A node of 64 GiB reports a little less memory to its system.
     return (
         kind.num_gpus >= shape.num_gpus

@@ -116,6 +116,8 @@ class NodeKind:
     maps_to: str  # as the scheduler names it: "partition gpu, constraint a100, gres gpu:8"
     instance_types: tuple[str, ...] = ()  # types that settings map to it
     isolation: str = ""  # in words; empty if unknown before a boot runs there
+    # why its GPUs are not known yet, in words: jobs that could want them wait, for a limited time; empty: known
+    why_unsure: str = ""
     nodes: tuple[str, ...] = ()  # names, where a node may be of several kinds; see `node_kinds.counts`
 
 

@@ -9,6 +9,7 @@ from spoken_boxes import BOOT, TAG, SpokenBoxes, facts, new_box, order
 from clary.base.errors import WireError
 from clary.contract.box_protocol import LeasePhase, LeaseReport
 from clary.control.engines.boxes.desk import MAX_JOIN_TOKENS, BoxDesk, require_desk
+from clary.control.engines.boxes.lease_book import GPUS_LIMIT_S
 from clary.control.engines.cluster.scheduler import AllocationState
 from clary.testing.fake_clock import FakeClock
 
@@ -218,6 +219,62 @@ async def test_tokens_for_joining_are_few_and_short_lived(world, desk):
     world.clock.advance(61.0)
     await desk.join_token(60.0)
     assert len(list((world.folder / "join-tokens").iterdir())) == 1
+
+
+async def test_a_daemon_that_does_not_know_its_gpus_yet_takes_none_from_its_box(world, desk):
+    await world.add("box1", gpus=("GPU-1", "GPU-2"))
+    box = world.boxes["box1"]
+    box.facts = replace(box.facts, gpus=None)
+    await box.ask()
+    await desk.add(replace(new_box("box1"), facts=box.facts))
+    await box.ask()
+    row = world.state("box1")
+    assert (row["gpus"], row["kind"], row["state"]) == (["GPU-1", "GPU-2"], "8cpu-62gib-2gpu", "ready")
+    box.facts = replace(box.facts, gpus=())
+    await box.ask()
+    assert (world.state("box1")["gpus"], world.state("box1")["kind"]) == ([], "8cpu-62gib")
+
+
+async def test_a_new_box_gets_no_host_until_it_has_told_its_gpus(world):
+    await world.add("box1", gpus=None)
+    await world.scheduler.ask(order(1))
+    row = world.state("box1")
+    assert (row["state"], row["gpus"], row["kind"]) == ("unknown", None, "8cpu-62gib-unknown")
+    assert row["why"].startswith("its driver has not told its GPUs yet")
+    assert (await world.told()).reason == "waits for 1 box: box1 has not told its GPUs yet"
+    (kind,) = await world.scheduler.capacity()
+    assert (kind.num_free, kind.why_unsure) == (0, "box1 has not told its GPUs yet")
+    world.boxes["box1"].facts = facts("box1", gpus=("GPU-1",))
+    await world.obey()
+    assert world.state("box1")["state"] == "busy"
+    (kind,) = await world.scheduler.capacity()
+    assert (kind.name, kind.num_gpus, kind.why_unsure) == ("8cpu-62gib-1gpu", 1, "")
+
+
+async def test_a_new_box_whose_driver_never_answers_counts_as_one_without_gpus_in_the_end(world):
+    await world.add("box1", gpus=None)
+    await world.scheduler.ask(order(1))
+    world.clock.advance(GPUS_LIMIT_S + 1)
+    await world.obey()
+    row = world.state("box1")
+    assert (row["state"], row["gpus"], row["kind"]) == ("busy", None, "8cpu-62gib")
+
+
+async def test_a_report_on_files_that_cannot_be_read_changes_nothing_but_the_reason(world):
+    await world.add("box1")
+    await world.scheduler.ask(order(1))
+    box = world.boxes["box1"]
+    (lease,) = [one.lease for one in (await box.ask()).leases]
+    unread = LeaseReport(lease=lease, phase=LeasePhase.PLACED, why="its files can not be used")
+    box.leases = {lease: unread}
+    await box.ask()
+    assert (await world.told()).reason == "box1 did not start its host yet: its files can not be used"
+    box.leases = {}
+    await box.obey()
+    assert (await world.told()).state is AllocationState.GRANTED
+    box.leases = {lease: unread}
+    await box.ask()
+    assert ((await world.told()).state, (await world.told()).members[0].is_alive) == (AllocationState.GRANTED, True)
 
 
 @pytest.mark.parametrize(

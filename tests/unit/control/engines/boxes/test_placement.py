@@ -38,9 +38,17 @@ def test_a_host_gets_the_smallest_box_that_fits():
 def test_only_boxes_of_the_named_kind_are_assigned():
     boxes = [box("b1"), box("b2", 64, 500)]
     assert place([request(1, wish(0, kind="64cpu-500gib"))], boxes).placed == {1: {0: "b2"}}
-    waits = place([request(1, wish(0, kind="1cpu-1gib"))], boxes).waits
-    told = "waits for 1 box of kind 1cpu-1gib: 0 of 2 would do; add more with: clary hosts add USER@BOX"
-    assert waits == {1: told}
+    boxes = [box("b1"), box("b2", 64, 500, state=BoxState.BUSY, runs="job-7")]
+    assert place([request(1, wish(0, kind="64cpu-500gib"))], boxes).waits == {1: "waits for 1 box: b2 runs job-7"}
+
+
+def test_a_host_of_a_kind_that_no_box_has_any_more_gets_a_box_by_its_resources():
+    wanted = wish(0, kind="8cpu-62gib", num_cpus=8)
+    assert place([request(1, wanted)], [box("b1", num_gpus=8)]).placed == {1: {0: "b1"}}, "it has found its GPUs"
+    wanted = wish(0, kind="8cpu-62gib-8gpu", num_cpus=8, num_gpus=8)
+    waits = place([request(1, wanted)], [box("b1")]).waits
+    told = "waits for 1 box with 8 CPUs, 8 GPUs: 0 of 1 would do; add more with: clary hosts add USER@BOX"
+    assert waits == {1: told}, "it has lost its GPUs"
 
 
 def test_a_gang_is_placed_whole_or_not_at_all():

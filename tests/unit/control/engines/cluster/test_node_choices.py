@@ -12,7 +12,7 @@ import pytest
 from clary.contract.enrolment import Address, NodeReport
 from clary.contract.launch_plan import Isolation
 from clary.control.engines.cluster.bundle import boot_script, make_bundle
-from clary.control.engines.cluster.node_kinds import choose_kind
+from clary.control.engines.cluster.node_kinds import choose_kind, choose_known, why_unsure
 from clary.control.engines.cluster.node_networks import choose_addresses, joined
 from clary.control.engines.cluster.scheduler import NodeKind
 from clary.control.scheduling.catalogue import GIB, InstanceShape
@@ -191,3 +191,19 @@ def test_the_boot_needs_the_standard_library_alone():
     assert "import clary" not in script
     assert "from clary" not in script
     compile(script, "boot.py", "exec")
+
+
+def test_a_kind_whose_gpus_are_not_known_serves_only_if_no_known_kind_suffices():
+    unsure = replace(kind("new", 8, 32), why_unsure="box9 has not told its GPUs yet")
+    for wanted, served, why in [
+        (shape(4, 16), "small", ""),
+        (shape(8, 61, 1), "new", "box9 has not told its GPUs yet"),
+        (shape(128, 61), "new", "box9 has not told its GPUs yet"),
+    ]:
+        kinds = [SMALL, unsure]
+        assert why_unsure(wanted, kinds, num_hosts=1) == why
+        if not why:
+            assert choose_known(wanted, kinds, num_hosts=1).kind.name == served
+    assert choose_known(shape(8, 61, 1), [unsure], num_hosts=1).kind.name == "new", "such a job is admitted, and waits"
+    assert why_unsure(shape(8, 61, 1), [unsure, GPU], num_hosts=1) == ""
+    assert why_unsure(shape(192, 61, 1), [SMALL], num_hosts=1) == ""
