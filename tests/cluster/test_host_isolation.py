@@ -242,33 +242,71 @@ def test_mounts_of_the_machine_are_visible_and_private(world):
         place.rmdir()
 
 
+# A job that wants later programs of the machine to run its code.
+ATTACK = """
+for file in /etc/{marker} /usr/{marker} /usr/local/lib/{marker} {site}/{marker}.pth {site}/module.py \\
+    {shown}/{marker}; do
+  echo evil 2>/dev/null >> $file && echo wrote $file
+done
+for folder in /etc /usr {environment} {site} {shown}; do
+  touch $folder/{marker} 2>/dev/null && echo made $folder/{marker}
+  mount -o remount,rw,bind $folder 2>/dev/null && echo remounted $folder
+done
+rm -f {site}/module.py 2>/dev/null && echo removed {site}/module.py
+mv {site} {site}.old 2>/dev/null && echo moved {site}
+{python} -c 'open("/opt/ml/x", "w"); open("/tmp/x", "w"); import sys; sys.path.append("{site}"); import module'
+ls -d /opt/ml /usr/bin/env; touch /etc/hosts && cat {shown}/kept
+"""
+
+
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to lay an overlay")
-def test_without_overlays_an_environment_is_shared_and_a_note_reports_it(world):
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_without_overlays_the_machines_files_are_read_only_and_a_note_reports_it(world, is_whole):
+    """Programs of a root service are the machine's root here: nothing they write may be run by others later."""
     lower, upper, work, merged = (world.folder(name) for name in ("lower", "upper", "work", "merged"))
     kernel.mount(
         "overlay", str(merged), kind="overlay", options=f"lowerdir={lower},upperdir={upper},workdir={work},xino=off"
     )
+    marker = f"clary-attack-{world.base.name}"
+    shown = Path("/opt") / world.base.name
+    shown.mkdir()
+    (shown / "kept").write_text("visible\n")
     try:
         # The kernel accepts no folder on an overlay as the upper layer of another overlay.
         stacked = merged / "host"
         stacked.mkdir()
+        environment, site = world.folder("env"), world.folder("env/lib/python3/site-packages")
+        (site / "module.py").write_text("")
         if world.mode == "user":
-            os.chown(stacked, NOBODY, NOBODY)
-        environment = world.folder("env")
-        sandbox = world.sandbox(folder=stacked, binds=(Bind(source=str(environment), target="/srv/env", overlay=True),))
+            for path in (stacked, shown, *environment.rglob("*")):
+                os.chown(path, NOBODY, NOBODY)
+        bind = Bind(source=str(environment), target="/srv/env", overlay=True)
+        sandbox = world.sandbox(folder=stacked, binds=(bind,), shows_whole_machine=is_whole)
         existed = os.path.exists("/opt/ml")
-        program, listener = world.start(shell("ls -d /opt/ml /usr/bin/env; touch /opt/ml/x /tmp/x"), sandbox=sandbox)
+        site_inside = "/srv/env/lib/python3/site-packages"
+        script = ATTACK.format(marker=marker, site=site_inside, environment="/srv/env", shown=shown, python=PYTHON)
+        program, listener = world.start(shell(script), sandbox=sandbox)
         assert program.wait(DEADLINE_S).exits[0].exit_code == 0, listener.text()
-        assert listener.text() == "/opt/ml\n/usr/bin/env\n"
+        assert listener.text() == "/opt/ml\n/usr/bin/env\nvisible\n"
         told = " ".join(program.not_isolated)
-        assert "the program can change the machine's own files below" in told
-        assert "what the program changes in /srv/env it changes in the machine's" in told
+        assert "the program can change nothing below" in told
+        assert "the program can change nothing in /srv/env" in told
+        assert "Private layers need a state folder on a local disk" in told
+        assert [path.name for path in site.iterdir()] == ["module.py"]
+        assert (site / "module.py").read_text() == ""
+        assert not [
+            place for place in ("/etc", "/usr", "/usr/local/lib", environment, shown) if marker in os.listdir(place)
+        ]
         assert os.path.exists("/opt/ml") == existed
         program.close()
         assert os.listdir(stacked) == []
     finally:
         kernel.unmount(str(merged), flags=kernel.MNT_DETACH)
+        for place in ("/etc", "/usr", "/usr/local/lib", str(shown)):
+            Path(place, marker).unlink(missing_ok=True)
+        (shown / "kept").unlink()
+        shown.rmdir()
 
 
 @pytest.mark.root

@@ -436,14 +436,50 @@ def _free_port() -> int:
 
 
 def _bundle(service: Service, digest: str, folder: str) -> str:
-    """Return the folder of the agent's code; fetch the code if this node lacks it. Raises: Failed, Outdated."""
+    """Return the folder of the agent's code, with exactly the content of the bundle. Raises: Failed, Outdated.
+
+    The bundle is fetched if this node lacks it. The folder outlives hosts, and in plain processes programs have this
+    user's rights: what they have changed there must not run with the tokens of the next host. So each boot compares the
+    folder with the archive, which its digest proves: 1,100 files of 9 MB take 0.15 s.
+    """
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise Failed(f"the service named no valid digest of a bundle: {digest[:80]!r}")
     place = os.path.join(os.path.dirname(os.path.dirname(folder)), "agent")
     target = os.path.join(place, digest)
-    if os.path.isdir(target):
-        return target
     os.makedirs(place, mode=0o700, exist_ok=True)
+    data = _kept_archive(target + ".zip", digest)
+    if data is None:
+        data = _fetched(service, digest)
+        draft = f"{target}.{os.getpid()}.zip"
+        with open(draft, "wb") as file:
+            file.write(data)
+        os.replace(draft, target + ".zip")
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:  # verified by its digest
+        if not os.path.lexists(target):
+            _unpack(archive, target)
+        changed = _restore(archive, target)
+    if changed:
+        told = ", ".join(sorted(changed)[:5])
+        print(
+            f"clary boot: something has changed {target}; {len(changed)} entries are restored: {told}",
+            file=sys.stderr,
+            flush=True,
+        )
+    return target
+
+
+def _kept_archive(path: str, digest: str) -> bytes | None:
+    """Return the archive of an earlier boot; None if it is missing or is not the one of this digest."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BUNDLE_BYTES)
+    except OSError:
+        return None
+    return data if hashlib.sha256(data).hexdigest() == digest else None
+
+
+def _fetched(service: Service, digest: str) -> bytes:
+    """Return the archive from the service. Raises: Failed, Outdated."""
     patience = Patience(service)
     while True:
         try:
@@ -457,19 +493,85 @@ def _bundle(service: Service, digest: str, folder: str) -> str:
         raise Outdated(f"the service has no bundle {digest}")
     if status != 200 or hashlib.sha256(data).hexdigest() != digest:
         raise Failed(f"the bundle {digest} was not received intact: status {status}, {len(data)} bytes")
+    return data
+
+
+def _unpack(archive: zipfile.ZipFile, target: str) -> None:
     draft = f"{target}.{os.getpid()}"
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:  # verified by the digest above
-        archive.extractall(draft)
-    for name in archive.namelist():
-        if name.endswith((".so", ".sh")) or "/bin/" in name:
-            os.chmod(os.path.join(draft, name), 0o755)  # noqa: S103 - programs in a folder that is closed
+    archive.extractall(draft)
+    for name in filter(_is_program, archive.namelist()):
+        os.chmod(os.path.join(draft, name), 0o755)  # noqa: S103 - programs in a folder that is closed
     try:
         os.rename(draft, target)
     except OSError:
         shutil.rmtree(draft, ignore_errors=True)  # another boot has created it first
         if not os.path.isdir(target):
             raise
-    return target
+
+
+def _is_program(name: str) -> bool:
+    return name.endswith((".so", ".sh")) or "/bin/" in name
+
+
+def _restore(archive: zipfile.ZipFile, target: str) -> list[str]:
+    """Make `target` equal to an archive; return the paths of entries that differed. Raises: OSError.
+
+    Files are replaced one by one, so agents that run from this folder miss none meanwhile.
+    """
+    members = {name: os.path.join(target, name) for name in archive.namelist() if not name.endswith("/")}
+    folders = {target}
+    for path in members.values():
+        while (path := os.path.dirname(path)) not in folders:
+            folders.add(path)
+    changed = [] if _is_folder(target) else [target]
+    if changed:
+        os.unlink(target)
+        os.mkdir(target)
+    wanted = set(members.values())
+    for folder, inner, files in os.walk(target, onerror=_raise):
+        for name in (*inner, *files):
+            path = os.path.join(folder, name)
+            with contextlib.suppress(FileNotFoundError):  # another boot restores the same folder
+                if _is_folder(path):
+                    if path in folders:
+                        continue
+                    shutil.rmtree(path)
+                elif path in wanted and stat.S_ISREG(os.lstat(path).st_mode):
+                    continue
+                else:
+                    os.unlink(path)
+            inner[:] = [other for other in inner if other != name]
+            changed.append(path)
+    for name, path in members.items():
+        content = archive.read(name)
+        if _is_same(path, content, is_program=_is_program(name)):
+            continue
+        draft = f"{target}.{os.getpid()}.new"
+        with open(draft, "wb") as file:
+            file.write(content)
+        os.chmod(draft, 0o755 if _is_program(name) else 0o644)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.replace(draft, path)
+        changed.append(path)
+    return changed
+
+
+def _is_folder(path: str) -> bool:
+    """Whether this is a folder itself, and no link to one."""
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def _is_same(path: str, content: bytes, *, is_program: bool) -> bool:
+    try:
+        with open(path, "rb") as file:
+            is_runnable = bool(os.fstat(file.fileno()).st_mode & stat.S_IXUSR)
+            return is_runnable >= is_program and file.read(len(content) + 1) == content
+    except OSError:
+        return False
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _become_agent(

@@ -21,7 +21,6 @@ import gc
 import importlib
 import json
 import os
-import select
 import signal
 import sys
 from collections.abc import Mapping
@@ -30,6 +29,7 @@ from typing import Any, NoReturn
 from clary.agent import __main__ as agent
 from clary.agent.zygote.clary_zygote import show_start
 from clary.base.processes import ProcessId, read_arguments
+from clary.base.readiness import readable
 
 IDLE_S = 600.0
 READY_TIMEOUT_S = 10.0  # from the fork until the agent waits for its answer
@@ -52,7 +52,7 @@ def main() -> int:
     gc.freeze()  # a collection in an agent would copy all pages
     unread = b""
     while True:
-        if not select.select([orders], [], [], IDLE_S)[0]:
+        if not readable([orders], IDLE_S):
             # If the service is process 1, it does not reap orphans: agents that outlived this process would stay as
             # zombies.
             if _has_children():
@@ -86,7 +86,7 @@ def _serve(order: Mapping[str, Any], orders: int, answers: int) -> None:
         _become_agent(order, announce, wait)
     os.close(announce)
     os.close(wait)
-    is_ready = select.select([ready], [], [], READY_TIMEOUT_S)[0] and os.read(ready, 1) == _READY
+    is_ready = readable([ready], READY_TIMEOUT_S) and os.read(ready, 1) == _READY
     process = ProcessId.of(pid) if is_ready else None
     if process is None:
         answer: dict[str, Any] = {"error": f"the forked agent was not ready within {READY_TIMEOUT_S:g} s"}

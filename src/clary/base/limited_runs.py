@@ -1,23 +1,33 @@
-"""Runs short programs within a time limit that holds even if a program cannot be killed.
+"""Runs short programs within limits of time and output; the time limit holds even if a program cannot be killed.
 
 Where: every part that asks another program: nvidia-smi, py-spy, Slurm's programs, interpreters. `subprocess.run` kills
 a late program and then waits for its end without a limit. A program that hangs in the kernel, in a GPU's driver or a
 dead network file system, ends only when the kernel lets it go. Such a program is abandoned here: a warning names it,
 its pipes are closed, and later calls collect it once it has ended. `agent.boot`, which imports nothing of Clary, has a
 shorter form of `run_limited`.
+
+The output of some programs grows with what a stranger has made: py-spy prints the names of a job's functions. So there
+is a limit on it for every program, and one on a program's memory where that grows as well.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import resource
+import selectors
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 END_S = 2.0  # for a killed program to end; one that does not hang in the kernel needs milliseconds
+MAX_OUTPUT_BYTES = 16 * 1024 * 1024  # of a program's two streams together
+_READ_BYTES = 65536
+_WRITE_BYTES = 512  # a pipe that can be written takes as many without blocking (PIPE_BUF of POSIX)
 
 logger = logging.getLogger(__name__)
 _lock = threading.Lock()
@@ -46,6 +56,19 @@ class RunTooLong(subprocess.TimeoutExpired):
         return words if self.hanging_pid is None else f"{words}, and process {self.hanging_pid} hangs in the kernel"
 
 
+class OutputTooLong(OSError):
+    """A program printed more than its limit, and was ended."""
+
+    def __init__(self, program: str, most_bytes: int) -> None:
+        super().__init__(
+            errno.EFBIG, f"{os.path.basename(program)} printed more than {most_bytes} bytes, and was ended"
+        )
+
+    def __str__(self) -> str:
+        """Name the program and the limit."""
+        return str(self.strerror)
+
+
 def run_limited(
     command: Sequence[str],
     *,
@@ -53,6 +76,8 @@ def run_limited(
     given: bytes | None = None,
     variables: Mapping[str, str] | None = None,
     folder: str | None = None,
+    most_bytes: int = MAX_OUTPUT_BYTES,
+    memory_bytes: int | None = None,
 ) -> Ended:
     """Run a program to its end; any exit code is accepted. It takes at most `limit_s` + END_S.
 
@@ -62,8 +87,11 @@ def run_limited(
         given: its standard input; None for an empty one.
         variables: its environment; None for that of this process.
         folder: its working folder; None for that of this process.
+        most_bytes: of its output and error output together; beyond it the program is killed.
+        memory_bytes: its limit on private memory (RLIMIT_DATA), in which its own allocations fail; None for that of
+            this process. Mapped files do not count.
     Raises: RunTooLong, a subprocess.TimeoutExpired, after which no other thread or child waits for the program;
-        OSError if it cannot be started.
+        OutputTooLong, an OSError; OSError if it cannot be started or its memory cannot be limited.
     """
     collect_abandoned()
     process = subprocess.Popen(
@@ -75,7 +103,9 @@ def run_limited(
         cwd=folder,
     )
     try:
-        output, errors = process.communicate(given, timeout=limit_s)
+        if memory_bytes is not None:
+            _limit_memory(process.pid, memory_bytes)
+        output, errors = _output(process, given, end_s=time.monotonic() + limit_s, most_bytes=most_bytes)
     except subprocess.TimeoutExpired:
         has_ended = end_process(process)
         raise RunTooLong(command, limit_s, hanging_pid=None if has_ended else process.pid) from None
@@ -87,6 +117,62 @@ def run_limited(
         output=output.decode("utf-8", "replace"),
         errors=errors.decode("utf-8", "replace"),
     )
+
+
+def _limit_memory(pid: int, most_bytes: int) -> None:
+    """Lower a child's limit on private memory, just after its start.
+
+    Not between fork and exec: Python code there may stop forever in a process with threads.
+    """
+    _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
+    known = most_bytes if hard == resource.RLIM_INFINITY else min(most_bytes, hard)
+    resource.prlimit(pid, resource.RLIMIT_DATA, (known, known))
+
+
+def _output(
+    process: subprocess.Popen[bytes], given: bytes | None, *, end_s: float, most_bytes: int
+) -> tuple[bytes, bytes]:
+    """Give a child its input, read its output to the end, and wait for its end.
+
+    Raises: subprocess.TimeoutExpired; OutputTooLong.
+    """
+    assert process.stdout is not None
+    assert process.stderr is not None
+    streams: dict[object, bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
+    left = memoryview(given or b"")
+    with selectors.PollSelector() as selector:
+        for pipe in (process.stdout, process.stderr):
+            selector.register(pipe, selectors.EVENT_READ)
+        if process.stdin is not None:
+            selector.register(process.stdin, selectors.EVENT_WRITE)
+        while selector.get_map():
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                raise subprocess.TimeoutExpired(process.args, left_s)
+            for key, _ in selector.select(left_s):
+                if key.fileobj is process.stdin:
+                    left = _give(key.fd, left)
+                    if not left:
+                        selector.unregister(process.stdin)
+                        process.stdin.close()
+                elif data := os.read(key.fd, _READ_BYTES):
+                    streams[key.fileobj] += data
+                    if sum(map(len, streams.values())) > most_bytes:
+                        raise OutputTooLong(_name(process), most_bytes)
+                else:
+                    selector.unregister(key.fileobj)
+    process.wait(max(0.0, end_s - time.monotonic()))
+    for pipe in (process.stdout, process.stderr):
+        pipe.close()
+    return bytes(streams[process.stdout]), bytes(streams[process.stderr])
+
+
+def _give(descriptor: int, left: memoryview) -> memoryview:
+    """Write the next part of a program's input; return the rest, an empty one if the program reads no more."""
+    try:
+        return left[os.write(descriptor, left[:_WRITE_BYTES]) :] if left else left
+    except BrokenPipeError:
+        return left[:0]
 
 
 def end_process(process: subprocess.Popen[bytes], *, limit_s: float = END_S) -> bool:

@@ -27,6 +27,7 @@ from host_worlds import EVERY_MODE, world_of
 from standby_world import IS_FORKED, PRELOADED, StandbyWorld, finished
 
 import clary
+from clary.agent.host import kernel
 from clary.agent.host.program import Program
 from clary.agent.host.program_record import ProgramRecord
 from clary.agent.host.sandbox import Bind
@@ -581,6 +582,40 @@ def test_late_binds_are_visible_and_other_files_of_the_late_root_are_not(isolate
     assert exits == [(0, None)]
     assert program.not_isolated == ("Network: the program shares this machine's network and its ports.",)
     assert sorted(path.name for path in snapshot.iterdir()) == ["images", "labels.csv"]
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to lay an overlay")
+def test_without_overlays_a_late_bind_is_read_only_and_a_note_reports_it(isolated):
+    world = isolated
+    lower, upper, work, merged = (world.folder(name) for name in ("lower", "upper", "work", "merged"))
+    kernel.mount(
+        "overlay", str(merged), kind="overlay", options=f"lowerdir={lower},upperdir={upper},workdir={work},xino=off"
+    )
+    try:
+        # The kernel accepts no folder on an overlay as the upper layer of another overlay.
+        cache, environment, stacked = (world.folder(name) for name in ("cache", "cache/env", "merged/host"))
+        (environment / "module.py").write_text("kept")
+        if world.mode == "user":
+            os.chown(environment / "module.py", NOBODY, NOBODY)
+        sandbox = world.sandbox(folder=stacked, hidden_folders=(str(cache),))
+        standby = world.prepare(sandbox, late_roots=(str(cache),))
+        script = (
+            "import os\n"
+            "print(open('/srv/env/module.py').read())\n"
+            "for act in (lambda: open('/srv/env/module.py', 'a'), lambda: open('/srv/env/evil.pth', 'w'),\n"
+            "            lambda: os.remove('/srv/env/module.py')):\n"
+            "    try: act(); print('done')\n"
+            "    except OSError as error: print(error.strerror)\n"
+        )
+        binds = (Bind(source=str(environment), target="/srv/env", overlay=True),)
+        program, listener = world.start_in(standby, world.rank(sandbox, script), binds=binds)
+        exits, text = finished(program, listener)
+        assert (exits, text) == ([(0, None)], "kept\n" + 3 * "Read-only file system\n")
+        assert "the program can change nothing in /srv/env" in " ".join(program.not_isolated)
+        assert [(path.name, path.read_text()) for path in environment.iterdir()] == [("module.py", "kept")]
+    finally:
+        kernel.unmount(str(merged), flags=kernel.MNT_DETACH)
 
 
 def test_executed_processes_see_late_binds_but_no_late_root(isolated):

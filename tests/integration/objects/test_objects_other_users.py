@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import stat
 import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from clary.contract.launch_plan import Credentials
+from clary.control.objects import weed_process
 from clary.control.objects.seaweed import EmbeddedStore
 from clary.control.objects.store_client import StoreClient
 from clary.control.objects.weed_process import GRPC_OFFSET, StoreRecord
 
 STORE = Credentials(access_key_id="CLARYSTORE", secret_access_key="store-secret")
 OTHER_UID = 12345
+OWN_UID = 54321  # of a service without root
 SECRET = b"content of somebody's object"
 
 # Runs as another user: sends every kind of unauthorised request to every port, and prints the responses.
@@ -131,3 +137,158 @@ async def test_a_store_whose_ports_are_open_is_not_adopted(tmp_path: Path) -> No
         first._child.wait(5)
     finally:
         await second.stop()
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A state folder of `OWN_UID`, below folders that this user may enter; short, for the paths of sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="clary-") as place:
+        os.chmod(place, 0o711)
+        (Path(place) / "home").mkdir(mode=0o700)
+        os.chown(Path(place) / "home", OWN_UID, OWN_UID)
+        yield Path(place) / "home"
+
+
+@contextmanager
+def without_root() -> Iterator[None]:
+    """This process has the rights of `OWN_UID` meanwhile, and so have its new children."""
+    os.setresuid(OWN_UID, OWN_UID, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+def names_of(ports: dict[str, int]) -> list[str]:
+    """Return all names of sockets below /tmp that weed, or an earlier version of the service, has used for ports."""
+    return [
+        f"/tmp/seaweedfs-{name}-{port}.sock"
+        for server, number in ports.items()
+        for name, port in ((server, number), (f"{server}-grpc", number + GRPC_OFFSET))
+    ]
+
+
+def plant(path: str) -> None:
+    Path(path).touch()
+    os.chown(path, OTHER_UID, OTHER_UID)
+
+
+def plant_full_folder(path: str) -> None:
+    """Not even root can remove it with one call."""
+    Path(path).mkdir()
+    (Path(path) / "kept").touch()
+    os.chown(path, OTHER_UID, OTHER_UID)
+
+
+@contextmanager
+def planted(ports: dict[str, int], act: Callable[[str], None] = plant) -> Iterator[None]:
+    """Another user has files where weed makes its sockets; they are removed at the end."""
+    names = names_of(ports)
+    try:
+        for name in names:
+            act(name)
+        yield
+    finally:
+        subprocess.run(["rm", "-rf", *names], check=True)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's files are made by root")
+@pytest.mark.parametrize("act", [plant, plant_full_folder])
+async def test_files_of_another_user_in_place_of_sockets_do_not_keep_a_store_from_starting(
+    home: Path, act: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The ports are no secret: weed's command line names them, and they are the same at every start."""
+    with without_root():
+        first = EmbeddedStore(home, credentials=STORE)
+        before = await first.start()
+        await first.stop()
+    record = StoreRecord.read(home / "run" / "seaweed.json")
+    assert record is not None
+    with planted(record.ports, act), without_root():
+        store = EmbeddedStore(home, credentials=STORE)
+        async with asyncio.timeout(40):
+            endpoint = await store.start()
+        try:
+            assert endpoint.url == before.url, "agents still use the old endpoint"
+            async with StoreClient(endpoint) as client:
+                assert (await client.request("PUT", "clary", key="kept", body=SECRET)).status == 200
+        finally:
+            await store.stop()
+    assert "filer" in caplog.text
+    assert "another user" in caplog.text
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's files are made by root")
+async def test_a_store_that_dies_starts_again_although_another_user_took_the_place_of_its_sockets(home: Path) -> None:
+    with without_root():
+        store = EmbeddedStore(home, credentials=STORE)
+        endpoint = await store.start()
+    try:
+        record = StoreRecord.read(home / "run" / "seaweed.json")
+        assert record is not None
+        assert record.process is not None
+        with without_root():
+            assert await asyncio.to_thread(weed_process.terminate, record.process, grace_s=10)
+            weed_process.remove_sockets(record.ports)
+        with planted(record.ports), without_root():
+            async with asyncio.timeout(40), StoreClient(endpoint) as client:
+                while not (store.is_ready and store.process != record.process):
+                    await asyncio.sleep(0.1)
+                assert (await client.request("PUT", "clary", key="kept", body=SECRET)).status == 200
+            await store.stop()
+    finally:
+        await store.stop()
+    assert not [name for name in names_of(record.ports) if os.path.lexists(name)]
+
+
+async def test_a_file_that_is_made_between_choosing_and_start_does_not_keep_a_store_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    choose, chosen = weed_process.choose_ports, weed_process.choose_ports()
+    choices = iter([chosen])
+    monkeypatch.setattr(weed_process, "choose_ports", lambda: next(choices, None) or choose())
+    full = Path(f"/tmp/seaweedfs-master-grpc-{chosen['master'] + GRPC_OFFSET}.sock")
+    full.mkdir()
+    try:
+        (full / "kept").touch()
+        store = EmbeddedStore(tmp_path, credentials=STORE)
+        async with asyncio.timeout(40):
+            await store.start()
+        await store.stop()
+    finally:
+        (full / "kept").unlink()
+        full.rmdir()
+    assert f"port {chosen['master']} (master) was taken before the store listened on it" in caplog.text
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's files are made by root")
+async def test_sockets_lie_where_no_other_user_can_make_files(home: Path) -> None:
+    with without_root():
+        store = EmbeddedStore(home, credentials=STORE)
+        await store.start()
+        try:
+            record = StoreRecord.read(home / "run" / "seaweed.json")
+            assert record is not None
+            made = [name for name in names_of(record.ports) if os.path.lexists(name)]
+            assert all("-grpc-" in name for name in made)
+        finally:
+            await store.stop()
+        assert not list((home / "objects").glob("*.sock"))
+
+
+def test_a_socket_that_cannot_be_removed_is_told_and_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(weed_process, "SOCKET_PREFIX", f"{tmp_path}/weed-")
+    ports = {name: number for number, name in enumerate(weed_process.PORT_NAMES, start=20000)}
+    full, *others = weed_process.socket_paths(ports)
+    Path(full).mkdir()
+    (Path(full) / "kept").touch()
+    for path in others:
+        Path(path).touch()
+    weed_process.remove_sockets(ports)
+    assert full in caplog.text
+    assert [path for path in weed_process.socket_paths(ports) if os.path.lexists(path)] == [full]

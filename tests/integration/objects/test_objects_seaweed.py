@@ -122,9 +122,13 @@ async def test_store_serves_after_start_and_leaves_no_process_after_stop(tmp_pat
     assert b"-master.telemetry=false" in command
     assert b"store-secret" not in (tmp_path / "run" / "seaweed.log").read_bytes()
     port = urlsplit(endpoint.url).port
-    assert list(Path("/tmp").glob(f"seaweedfs-s3-{port}.sock"))
+    grpc_port = port + weed_process.GRPC_OFFSET
+    own_socket = tmp_path / "objects" / "s3.sock"
+    assert list(Path("/tmp").glob(f"seaweedfs-s3-grpc-{grpc_port}.sock"))
+    assert own_socket.is_socket()
     await store.stop()
-    assert not list(Path("/tmp").glob(f"seaweedfs-*{port}.sock"))
+    assert not [path for number in (port, grpc_port) for path in Path("/tmp").glob(f"seaweedfs-*{number}.sock")]
+    assert not own_socket.exists()
     assert not list(Path(tempfile.gettempdir()).glob(f"weed.*.{process.pid}")), "logs that nobody removes"
     assert not process.is_alive()
     assert not store.is_ready

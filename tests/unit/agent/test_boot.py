@@ -151,6 +151,125 @@ def test_the_bundle_is_identified_by_its_digest_and_fetched_once(tmp_path):
     assert service.asked == [f"/clary/v1/agent/{digest}"]
 
 
+BUNDLE = {"clary/__init__.py": "", "clary/agent/__main__.py": "good", "clary/agent/bin/tool": "#!"}
+
+
+def write_anew(code):
+    (code / "clary/agent/__main__.py").write_text("evil")
+
+
+def add_module(code):
+    (code / "sitecustomize.py").write_text("evil")  # runs at the start of each interpreter with this path
+
+
+def add_bytecode(code):
+    (code / "clary/agent/__pycache__").mkdir()
+    (code / "clary/agent/__pycache__/__main__.cpython-312.pyc").write_bytes(b"evil")
+
+
+def link_a_file(code):
+    (code.parent / "evil.py").write_text("good")  # the content may change after the check
+    (code / "clary/agent/__main__.py").unlink()
+    (code / "clary/agent/__main__.py").symlink_to(code.parent / "evil.py")
+
+
+def link_a_folder(code):
+    (code / "clary/agent").rename(code.parent / "evil")
+    (code / "clary/agent").symlink_to(code.parent / "evil")
+
+
+def link_all(code):
+    code.rename(code.parent / "evil")
+    code.symlink_to(code.parent / "evil")
+
+
+def remove_a_file(code):
+    (code / "clary/agent/__main__.py").unlink()
+
+
+def put_a_folder_in_place_of_a_file(code):
+    remove_a_file(code)
+    (code / "clary/agent/__main__.py/deep").mkdir(parents=True)
+
+
+def put_a_file_in_place_of_all(code):
+    code.rename(code.parent / "evil")
+    code.write_text("")
+
+
+def take_a_right(code):
+    (code / "clary/agent/bin/tool").chmod(0o644)
+
+
+def tree_of(code):
+    assert not code.is_symlink()
+    paths = [path for path in code.rglob("*") if path.is_symlink() or not path.is_dir()]
+    assert all(path.is_file() and not path.is_symlink() for path in paths)
+    return {str(path.relative_to(code)): path.read_text() for path in paths}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        write_anew,
+        add_module,
+        add_bytecode,
+        link_a_file,
+        link_a_folder,
+        link_all,
+        remove_a_file,
+        put_a_folder_in_place_of_a_file,
+        put_a_file_in_place_of_all,
+        take_a_right,
+    ],
+)
+def test_what_a_program_has_changed_in_the_unpacked_bundle_is_not_run_by_the_next_host(tmp_path, capsys, change):
+    """In plain processes programs have the agent's user; the next host gets the tokens of another job."""
+    data = archive(**BUNDLE)
+    digest = hashlib.sha256(data).hexdigest()
+    service = FakeService(200, data)
+    host = tmp_path / "hosts" / "one"
+    host.mkdir(parents=True)
+    code = Path(boot._bundle(service, digest, str(host)))
+    change(code)
+    assert boot._bundle(service, digest, str(host)) == str(code)
+    assert tree_of(code) == BUNDLE
+    assert os.access(code / "clary/agent/bin/tool", os.X_OK)
+    assert len(service.asked) == 1, "the archive is kept"
+    assert f"something has changed {code}" in capsys.readouterr().err
+    assert boot._bundle(service, digest, str(host)) == str(code)
+    assert capsys.readouterr().err == ""
+    left = {path.name for path in code.parent.iterdir()} - {"evil", "evil.py"}
+    assert left == {digest, f"{digest}.zip"}
+
+
+@pytest.mark.parametrize("content", [b"", b"evil", archive(**{"clary/__init__.py": "evil"})])
+def test_a_kept_archive_of_another_digest_is_fetched_again(tmp_path, content):
+    data = archive(**BUNDLE)
+    digest = hashlib.sha256(data).hexdigest()
+    service = FakeService(200, data)
+    host = tmp_path / "hosts" / "one"
+    host.mkdir(parents=True)
+    code = Path(boot._bundle(service, digest, str(host)))
+    (code.parent / f"{digest}.zip").write_bytes(content)
+    write_anew(code)
+    assert boot._bundle(service, digest, str(host)) == str(code)
+    assert tree_of(code) == BUNDLE
+    assert len(service.asked) == 2
+
+
+def test_a_tree_without_its_archive_is_checked_against_the_services(tmp_path):
+    """As a boot of an earlier version has left it, which kept no archive."""
+    data = archive(**BUNDLE)
+    digest = hashlib.sha256(data).hexdigest()
+    host, code = tmp_path / "hosts" / "one", tmp_path / "agent" / digest
+    host.mkdir(parents=True)
+    (code / "clary/agent").mkdir(parents=True)
+    write_anew(code)
+    assert boot._bundle(FakeService(200, data), digest, str(host)) == str(code)
+    assert tree_of(code) == BUNDLE
+
+
 @pytest.mark.parametrize(("status", "data"), [(200, b"another"), (403, b"")])
 def test_a_bundle_of_another_digest_is_not_unpacked(tmp_path, status, data):
     host = tmp_path / "hosts" / "one"

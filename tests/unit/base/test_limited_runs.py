@@ -2,13 +2,16 @@
 
 import logging
 import os
+import resource
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
-from clary.base.limited_runs import RunTooLong, collect_abandoned, end_process, run_limited
+from clary.base.limited_runs import OutputTooLong, RunTooLong, collect_abandoned, end_process, run_limited
 from clary.testing.fake_hanging_program import FAKE_PID, FakeHangingProgram
 
 
@@ -65,15 +68,55 @@ def test_a_program_is_killed_if_its_caller_is_interrupted(monkeypatch):
     started = []
     popen = subprocess.Popen
 
-    class Interrupted(popen):
-        def communicate(self, *arguments, **options):
-            started.append(self)
-            raise KeyboardInterrupt
+    def noting(*arguments, **options):
+        started.append(popen(*arguments, **options))
+        threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+        return started[0]
 
-    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    monkeypatch.setattr(subprocess, "Popen", noting)
     with pytest.raises(KeyboardInterrupt):
         run_limited(["sleep", "60"], limit_s=60)
     assert started[0].returncode == -9
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_a_program_that_prints_too_much_is_killed_and_its_name_and_the_limit_are_told(stream):
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    code = f"import os\nwhile True: os.write({stream}, b'x' * 65536)"
+    with pytest.raises(OutputTooLong, match=r"python\S* printed more than 1048576 bytes, and was ended") as caught:
+        run_limited(python(code), limit_s=60, most_bytes=1 << 20)
+    assert isinstance(caught.value, OSError), "callers treat it as a program that cannot be used"
+    assert caught.value.strerror in str(caught.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 64 * 1024
+    assert collect_abandoned() == ()
+
+
+def test_every_program_has_a_limit_on_its_output():
+    with pytest.raises(OutputTooLong, match="yes printed more than"):
+        run_limited(["yes"], limit_s=60)
+
+
+def test_both_streams_and_the_input_are_served_at_once():
+    code = (
+        "import os, sys\n"
+        "os.write(2, b'e' * 300_000)\n"
+        "os.write(1, b'o' * 300_000)\n"
+        "sys.exit(len(sys.stdin.buffer.read()) // 100_000)"
+    )
+    done = run_limited(python(code), limit_s=60, given=b"i" * 300_000)
+    assert (done.code, len(done.output), len(done.errors)) == (3, 300_000, 300_000)
+
+
+def test_a_program_that_does_not_read_its_input_ends_as_usual():
+    assert run_limited(python("import os; os.close(0); print('ready')"), limit_s=60, given=b"i" * 300_000).code == 0
+
+
+def test_a_program_that_takes_more_memory_than_its_limit_fails():
+    taking = python("kept = bytearray(1 << 30); print(len(kept))")
+    done = run_limited(taking, limit_s=60, memory_bytes=256 << 20)
+    assert done.code != 0
+    assert "MemoryError" in done.errors
+    assert run_limited(python("print(1)"), limit_s=60, memory_bytes=256 << 20).output == "1\n"
 
 
 def test_a_program_that_hangs_in_the_kernel_is_abandoned_and_collected_once_it_ends(hanging, caplog):

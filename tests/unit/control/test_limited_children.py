@@ -1,11 +1,14 @@
-"""The end of asyncio's children: killed, collected, or abandoned if they hang in the kernel."""
+"""Output and end of asyncio's children: read to a limit, killed, collected, or abandoned if they hang in the kernel."""
 
 import asyncio
 import logging
 import sys
 import time
 
-from clary.control.limited_children import end_child
+import pytest
+
+from clary.base.limited_runs import OutputTooLong
+from clary.control.limited_children import end_child, read_output
 
 
 async def start():
@@ -36,6 +39,34 @@ async def test_a_child_that_hangs_in_the_kernel_is_abandoned(monkeypatch, caplog
     monkeypatch.undo()
     kill()
     await child.wait()
+
+
+async def printing(code):
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(sys.executable, "-I", "-S", "-c", code, stdout=pipe, stderr=pipe)
+
+
+async def test_both_streams_of_a_child_are_read_to_their_ends():
+    child = await printing("import os; os.write(2, b'e' * 300_000); os.write(1, b'o' * 300_000); os._exit(3)")
+    output, errors = await read_output(child, "python")
+    assert (len(output), len(errors), child.returncode) == (300_000, 300_000, 3)
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+async def test_a_child_that_prints_without_end_is_an_error_that_names_it(stream):
+    child = await printing(f"import os\nwhile True: os.write({stream}, b'x' * 65536)")
+    async with asyncio.timeout(60):
+        with pytest.raises(OutputTooLong, match="squeue printed more than 1048576 bytes"):
+            await read_output(child, "squeue", most_bytes=1 << 20)
+    assert await end_child(child)
+
+
+async def test_a_child_whose_output_another_process_holds_is_collected():
+    child = await asyncio.create_subprocess_exec(
+        "sh", "-c", "sleep 5 & exec sleep 60", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    await asyncio.sleep(0.2)  # until the other process has begun
+    assert await end_child(child)
 
 
 class FakeProcess:

@@ -13,12 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from clary.agent.autopsy.process_state import thread_states
-from clary.base.limited_runs import RunTooLong, run_limited
+from clary.base.limited_runs import OutputTooLong, RunTooLong, run_limited
 from clary.contract.stack_dumps import MAX_FRAMES, MAX_THREADS, Frame, ThreadStack
 
 _NOT_TO_BE_PAUSED = "TtD"  # stopped, traced, or in an uninterruptible system call: a pause would not end
 _NO_PYTHON = "Failed to find python version from target process"  # part of py-spy's message
 _MAX_CHARACTERS = 300  # of a name
+MAX_OUTPUT_BYTES = 8 * 1024 * 1024  # that py-spy may print of a process: 128 threads of 100 calls take a third of it
+# A process may have hundreds of threads with thousands of calls, and names of 4,000 characters: py-spy holds all of
+# them before it prints, in memory that counts for no host. Files that it maps do not count.
+_MEMORY_BYTES = 1024 * 1024 * 1024
+_OUT_OF_MEMORY = "memory allocation of"  # part of the message of a program in Rust
+_TOO_LARGE = "its stacks are too large"
 _INTERPRETER = ("libpython", "python3")  # files whose calls add nothing to the calls of Python
 _STARTERS = ("clary_rank.py", "<frozen runpy>", "runpy.py")  # outermost frames of a rank's script, not reported
 _OURS = "/clary/train/"  # in the folder that jobs get; the path before this part is left out
@@ -52,10 +58,19 @@ def read_stacks(pid: int, *, program: str | None, limit_s: float) -> tuple[tuple
             ways = ways[-1:]
         options = ways.pop(0)
         try:
-            ended = run_limited([program, "dump", "--json", *options, "--pid", str(pid)], limit_s=limit_s)
+            ended = run_limited(
+                [program, "dump", "--json", *options, "--pid", str(pid)],
+                limit_s=limit_s,
+                most_bytes=MAX_OUTPUT_BYTES,
+                memory_bytes=_MEMORY_BYTES,
+            )
         except RunTooLong:
             why = f"py-spy did not come back within {limit_s:g} s"
             ways = ways[-1:]  # the next run does not pause the process
+            continue
+        except OutputTooLong:
+            why = f"{_TOO_LARGE}: py-spy printed more than {MAX_OUTPUT_BYTES} bytes"
+            ways = [way for way in ways if not way]  # calls of Python alone are fewer; a pause changes nothing
             continue
         except OSError as error:
             return (), f"py-spy could not be run: {error}"
@@ -64,6 +79,9 @@ def read_stacks(pid: int, *, program: str | None, limit_s: float) -> tuple[tuple
                 return parse_stacks(ended.output, pid=pid), ""
             except ValueError as error:
                 why = f"what py-spy printed cannot be read: {error}"
+        elif _OUT_OF_MEMORY in ended.errors:
+            why = f"{_TOO_LARGE}: py-spy needs more than {_MEMORY_BYTES} bytes of memory"
+            ways = [way for way in ways if not way]
         else:
             why = why_not(ended.errors)
     return (), why

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clary.base.errors import AgentError
+from clary.base.hookless_python import hookless_command
 from clary.base.limited_runs import RunTooLong, run_limited
 
 _PROBE_TIMEOUT_S = 120.0  # enough for a cold disk under load; with a warm cache the query takes 0.1 s
 
-# Runs in isolated mode: no PYTHON* variables, no user site, no current folder.
+# Runs in isolated mode: no PYTHON* variables, no user site, no current folder, no hooks of packages.
 _PROBE = """
 import importlib.metadata, json, os, site, sys, sysconfig
 folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
@@ -68,7 +69,7 @@ def inspect_interpreter(python: str) -> InterpreterFacts:
     Raises: AgentError if it cannot be started or does not answer in two minutes.
     """
     try:
-        done = run_limited([python, "-I", "-c", _PROBE], limit_s=_PROBE_TIMEOUT_S)
+        done = run_limited(hookless_command(python, _PROBE), limit_s=_PROBE_TIMEOUT_S)
         if done.code:
             raise _not_usable(python, f"it ended with {done.code}: {done.errors[-500:].strip()}")
         answer = json.loads(done.output)

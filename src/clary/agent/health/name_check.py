@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import time
@@ -16,6 +15,7 @@ from collections.abc import Mapping
 
 from clary.agent.health.readings import NetworkOrder
 from clary.agent.host import kernel
+from clary.base.readiness import readable
 
 _NAMES_S = 5.0
 _ANSWER_BYTES = 1 << 20
@@ -53,8 +53,7 @@ class NameCheck:
         """Return the address of each name and "", or None and the reason; "" too if there was nothing to check."""
         if not self._pid:
             return None, ""
-        ready, _, _ = select.select([self._answer], [], [], max(0.0, self._end_s - time.monotonic()))
-        if not ready:
+        if not readable([self._answer], self._end_s - time.monotonic()):
             return None, f"names were not resolved within {_NAMES_S:g} s"
         try:
             found = json.loads(os.read(self._answer, _ANSWER_BYTES))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from clary.agent.health.network_program import NETWORK_GONE_EXIT_CODE
 from clary.agent.health.readings import NetworkOrder, NetworkReading, Peer, PortReading
 from clary.base.errors import AgentError, ContractError
 from clary.base.plain import from_plain, to_plain
+from clary.base.readiness import readable
 from clary.contract.health import HealthAction
 from clary.contract.launch_plan import HostPlan, LaunchPlan
 
@@ -134,8 +134,7 @@ class NetworkDoctor:
         descriptor = self._process.stdout.fileno()
         end_s = time.monotonic() + limit_s
         while b"\n" not in self._data:
-            ready, _, _ = select.select([descriptor], [], [], max(0.0, end_s - time.monotonic()))
-            if not ready:
+            if not readable([descriptor], end_s - time.monotonic()):
                 raise TimeoutError(f"nothing came from its network program within {limit_s:g} s")
             more = os.read(descriptor, _CHUNK_BYTES)
             if not more:

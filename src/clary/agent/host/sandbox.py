@@ -30,11 +30,11 @@ class Bind:
 
     With `overlay` the program may change the files at `target` while `source` stays unchanged. An example is an
     environment into which the program may `pip install`. If the kernel refuses the overlay, the source is bound
-    writable and reported in `not_isolated`; with `copied_otherwise` it is copied to the target instead, which must be a
-    path of the host's own. With `kept_as` the overlay's layer of changes lies at `host_folder/<kept_as>` after the host
-    has ended by itself or by order; if the kernel refuses the overlay, no host is made. With `keeps_owners` the source
-    keeps its owners: programs with users of their own can read in it only files that all users may read. Without it the
-    machine's root is mapped to the programs' root.
+    read-only and reported in `not_isolated`; with `copied_otherwise` it is copied to the target instead, which must be
+    a path of the host's own. With `kept_as` the overlay's layer of changes lies at `host_folder/<kept_as>` after the
+    host has ended by itself or by order; if the kernel refuses the overlay, no host is made. With `keeps_owners` the
+    source keeps its owners: programs with users of their own can read in it only files that all users may read. Without
+    it the machine's root is mapped to the programs' root.
     """
 
     source: str

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from clary.base.errors import EngineError, Fault
+from clary.base.hookless_python import hookless_command
 from clary.base.limited_runs import RunTooLong, run_limited
 from clary.control.engines.added_environments import added_environments
 
@@ -106,7 +107,7 @@ class InterpreterProbe:
 
     def _ask(self, python: str) -> dict[str, dict[str, str]]:
         try:
-            command = [python, "-c", _PROBE_CODE, json.dumps(DISTRIBUTIONS)]
+            command = hookless_command(python, _PROBE_CODE, json.dumps(DISTRIBUTIONS), isolated=False)
             done = run_limited(command, limit_s=PROBE_TIMEOUT_S, variables=self._environ, folder="/")
         except RunTooLong as error:
             raise EngineError(f"{python} did not answer within {PROBE_TIMEOUT_S:g} s", retryable=True) from error

@@ -35,6 +35,7 @@ DEFAULT_CONFIGURATION = (
 
 _CUSTOMER_KEY = re.compile(r"x-amz-(copy-source-)?server-side-encryption-customer-.*")
 _KEY_NAME = re.compile(r"[A-Za-z0-9:/_.-]{1,256}")  # a key's id, alias or ARN
+_ALGORITHM = re.compile(rb"<(?:\w+:)?SSEAlgorithm>([^<]*)</")
 _LOOKS = frozenset({"x-id", "partnumber", "versionid"})  # parameters of reads of the object itself
 _WRITES = frozenset({"x-id"})
 
@@ -154,7 +155,7 @@ def check_bucket_configuration(content: bytes) -> None:
 
     Raises: WireError NotImplemented or MalformedXML.
     """
-    algorithms = re.findall(rb"<(?:\w+:)?SSEAlgorithm>\s*([^<]*?)\s*</", content)
+    algorithms = [found.strip() for found in _ALGORITHM.findall(content)]
     if len(algorithms) != 1:
         raise WireError(
             "MalformedXML",

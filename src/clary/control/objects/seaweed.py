@@ -22,6 +22,7 @@ import os
 import subprocess
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -191,15 +192,13 @@ class EmbeddedStore:
         taken: set[str] = set()
         while time.monotonic() < deadline and (taken := weed_process.taken_ports(record.ports)):  # noqa: ASYNC110
             await asyncio.sleep(PROBE_INTERVAL_S)
-        for name in taken:
-            _log.warning(
-                "object store: port %d (%s) is taken by another program; using %d. %s",
-                record.ports[name],
-                name,
-                fresh[name],
-                "Agents that still use the old endpoint will fail." if name == "s3" else "",
-            )
-        return {name: fresh[name] if name in taken else port for name, port in record.ports.items()}
+        return _replaced(record.ports, taken, fresh)
+
+    def _leave_taken_ports(self) -> None:
+        """Replace ports of a process that has ended if they are taken now; the S3 port stays, for agents use it."""
+        if self._record is not None and (taken := weed_process.taken_ports(self._record.ports) - {"s3"}):
+            ports = _replaced(self._record.ports, taken, weed_process.choose_ports())
+            self._record = replace(self._record, ports=ports)
 
     async def _launch(self) -> None:
         """Start a process on the record's ports and wait until it is ready; on failure the process is ended."""
@@ -277,13 +276,21 @@ class EmbeddedStore:
                     self._is_ready = True
                     return None
                 # A full disk is a reason to abandon a start, but not an adoption: a running store still serves reads.
-                why = (why_full(self._data_folder) if self._child else "") or patience.why_over(
+                why = (self._why_hopeless() if self._child else "") or patience.why_over(
                     time.monotonic(), signs_of(process.pid, self._log_path)
                 )
                 if why is not None:
                     return why
                 await asyncio.sleep(PROBE_INTERVAL_S)
         return "it ended"
+
+    def _why_hopeless(self) -> str:
+        """Return why a start cannot succeed, or an empty text."""
+        assert self._record is not None
+        blocked = weed_process.blocked_sockets(self._record.ports)
+        return why_full(self._data_folder) or (
+            f"another user made {', '.join(blocked.values())}, where it makes sockets" if blocked else ""
+        )
 
     def _process_is_alive(self) -> bool:
         process = self.process
@@ -294,7 +301,8 @@ class EmbeddedStore:
         is_alive = self._process_is_alive()
         how = f"did not serve objects: {why}," if is_alive else "ended"
         # The ports are probed, because the log's text changes with the store's version.
-        taken = () if is_alive else weed_process.taken_ports(self._record.ports)
+        ports = self._record.ports
+        taken = weed_process.blocked_sockets(ports) if is_alive else weed_process.taken_ports(ports)
         return ObjectStoreError(
             f"embedded object store: weed {how} after {waited_s:.1f} s in {self._data_folder}; "
             f"end of {self._log_path}:\n{self._log_tail()}",
@@ -302,7 +310,7 @@ class EmbeddedStore:
             retryable=True,
             details={
                 "log": str(self._log_path),
-                "taken_ports": ", ".join(f"port {self._record.ports[name]} ({name})" for name in sorted(taken)),
+                "taken_ports": ", ".join(f"port {ports[name]} ({name})" for name in sorted(taken)),
             },
         )
 
@@ -335,8 +343,9 @@ class EmbeddedStore:
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
             try:
+                self._leave_taken_ports()
                 await self._launch()
-            except ObjectStoreError as error:
+            except (ObjectStoreError, OSError) as error:
                 _log.error("object store: the start failed: %s", error)
             else:
                 ready_at = time.monotonic()
@@ -358,7 +367,7 @@ class EmbeddedStore:
         self._child = None
         if self._record is not None:
             if not self._process_is_alive():
-                weed_process.remove_sockets(self._record.ports)
+                weed_process.remove_sockets(self._record.ports, data_folder=self._data_folder)
             self._record = StoreRecord(ports=self._record.ports)
             try:
                 self._record.write(self._record_path)
@@ -383,6 +392,21 @@ class EmbeddedStore:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def _replaced(ports: dict[str, int], taken: set[str], fresh: dict[str, int]) -> dict[str, int]:
+    """Return `ports`, those named in `taken` replaced by fresh ones; log each."""
+    blocked = weed_process.blocked_sockets(ports)
+    for name in sorted(taken):
+        _log.warning(
+            "object store: port %d (%s) is taken by another %s; using %d. %s",
+            ports[name],
+            name,
+            f"user's file {blocked[name]}" if name in blocked else "program",
+            fresh[name],
+            "Agents that still use the old endpoint will fail." if name == "s3" else "",
+        )
+    return {name: fresh[name] if name in taken else port for name, port in ports.items()}
 
 
 async def _won_over(probe: Coroutine[Any, Any, None], end: Coroutine[Any, Any, None]) -> bool:

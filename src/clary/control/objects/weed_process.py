@@ -1,15 +1,23 @@
 """The SeaweedFS process: its program, ports, command line and the record by which a later service finds the process.
 
 Where: `seaweed.EmbeddedStore` starts, adopts and stops the process through these functions. Linux only.
+
+[Note: sockets in /tmp] For the gRPC of each server weed makes a Unix socket in /tmp, under a name that only depends on
+the port, and its servers dial each other there. If another user has a file under that name, weed cannot remove it, and
+never gets ready. The ports are known to everybody: they are in the command line, and the same at every start. So a port
+whose name is blocked counts as taken. The gRPC of S3 is an exception, because no server dials it: the S3 port, which
+agents use, never changes by a file. The sockets of filer and S3 themselves, which would end weed, lie in its folder.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import shutil
 import socket
+import stat
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +48,12 @@ MEMORY_LIMIT = "512MiB"
 REPORTER_ADDRESS = "off"
 KILL_TIMEOUT_S = 5.0
 SOCKET_PREFIX = "/tmp/seaweedfs-"  # noqa: S108 - fixed in weed
+# Relative to weed's working folder, which is the data folder: the path of a socket has 107 bytes at most.
+OWN_SOCKETS = {"filer": "filer.sock", "s3": "s3.sock"}
 # Without this option weed also writes log files below /tmp at every start, which are never removed.
 LOG_OPTION = "-logtostderr=true"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,42 +128,57 @@ def find_program() -> str:
 
 
 def choose_ports() -> dict[str, int]:
-    """Return a free port for every server of the store, each with its gRPC port free too.
+    """Return a free port for every server of the store, each with its gRPC port and socket free too.
 
     Raises: ObjectStoreError if there are too few free ports.
     """
     ports: dict[str, int] = {}
     for _ in range(PORT_TRIES):
         port = random.randrange(FIRST_PORT, LAST_PORT)
-        if port not in ports.values() and _is_free(port) and _is_free(port + GRPC_OFFSET):
-            ports[PORT_NAMES[len(ports)]] = port
+        name = PORT_NAMES[len(ports)]
+        if port not in ports.values() and _is_usable(name, port):
+            ports[name] = port
             if len(ports) == len(PORT_NAMES):
                 return ports
     raise ObjectStoreError(
         f"embedded object store: {PORT_TRIES} random ports of {FIRST_PORT}-{LAST_PORT} on {HOST} gave "
-        f"{len(ports)} free ones, but {len(PORT_NAMES)} are needed; free some, or name an S3 endpoint "
-        "with the setting s3_endpoint_url"
+        f"{len(ports)} free ones, but {len(PORT_NAMES)} are needed; free some, remove other users' files "
+        f"{SOCKET_PREFIX}*, or name an S3 endpoint with the setting s3_endpoint_url"
     )
 
 
 def taken_ports(ports: dict[str, int]) -> set[str]:
-    """Return the names of the ports that are taken, or whose gRPC ports are taken."""
-    return {name for name, port in ports.items() if not (_is_free(port) and _is_free(port + GRPC_OFFSET))}
+    """Return the names of the ports that are taken, or whose gRPC ports or sockets are taken.
+
+    A socket that an ended process has left is removed.
+    """
+    return {name for name, port in ports.items() if not _is_usable(name, port)}
+
+
+def blocked_sockets(ports: dict[str, int]) -> dict[str, str]:
+    """Return name of the port -> path, for each path where a file keeps weed from making a socket that it needs."""
+    paths = {name: _socket_path(name, port) for name, port in ports.items() if name != "s3"}
+    return {name: path for name, path in paths.items() if _is_strange(path)}
 
 
 def socket_paths(ports: dict[str, int]) -> list[str]:
-    """Return the paths of the Unix sockets that weed creates in /tmp for every port."""
+    """Return the paths of the Unix sockets in /tmp for every port: those of weed, and those of earlier versions."""
     return [
         path
         for name, port in ports.items()
-        for path in (f"{SOCKET_PREFIX}{name}-{port}.sock", f"{SOCKET_PREFIX}{name}-grpc-{port + GRPC_OFFSET}.sock")
+        for path in (f"{SOCKET_PREFIX}{name}-{port}.sock", _socket_path(name, port))
     ]
 
 
-def remove_sockets(ports: dict[str, int]) -> None:
-    """Remove the sockets of `socket_paths`, which weed does not do itself."""
-    for path in socket_paths(ports):
-        Path(path).unlink(missing_ok=True)
+def remove_sockets(ports: dict[str, int], *, data_folder: Path | None = None) -> None:
+    """Remove the sockets of `socket_paths` and of the data folder, which weed does not do itself.
+
+    What cannot be removed is logged: another user may have made it, and the next start chooses other ports.
+    """
+    own = [] if data_folder is None else [str(data_folder / name) for name in OWN_SOCKETS.values()]
+    for path in (*socket_paths(ports), *own):
+        if why := _remove(path):
+            _log.warning("object store: the socket %s can not be removed: %s; remove it as its owner", path, why)
 
 
 def command(program: str, *, data_folder: Path, ports: dict[str, int], bucket: str) -> list[str]:
@@ -168,6 +195,7 @@ def command(program: str, *, data_folder: Path, ports: dict[str, int], bucket: s
         "ip": HOST,
         "ip.bind": HOST,
         **{f"{name}.port": port for name, port in ports.items()},
+        **{f"{name}.localSocket": path for name, path in OWN_SOCKETS.items()},
         "s3.port.iceberg": 0,
         "s3.port.lance": 0,
         "webdav": "false",
@@ -192,6 +220,43 @@ def terminate(process: ProcessId, *, grace_s: float) -> bool:
     A zombie, which a child of this process is until it is reaped, counts as ended.
     """
     return process.terminate(timeout_s=grace_s) or process.kill(timeout_s=KILL_TIMEOUT_S)
+
+
+def _is_usable(name: str, port: int) -> bool:
+    """Whether weed could serve on `port` now. A leftover socket is removed, once nobody can listen there any more."""
+    if not (_is_free(port) and _is_free(port + GRPC_OFFSET)):
+        return False
+    return name == "s3" or not _remove(_socket_path(name, port))
+
+
+def _socket_path(name: str, port: int) -> str:
+    """Return the path of the socket that weed makes for the gRPC of a server."""
+    return f"{SOCKET_PREFIX}{name}-grpc-{port + GRPC_OFFSET}.sock"
+
+
+def _is_strange(path: str) -> bool:
+    """Whether there is something at `path` that no process of this user has made as a socket."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid()
+
+
+def _remove(path: str) -> str:
+    """Remove a file or an empty folder; return the reason if it is still there."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return ""
+    except IsADirectoryError:
+        try:
+            os.rmdir(path)
+        except OSError as error:
+            return error.strerror or repr(error)
+    except OSError as error:
+        return error.strerror or repr(error)
+    return ""
 
 
 def _is_free(port: int) -> bool:

@@ -158,3 +158,47 @@ def test_stacks_of_a_real_process_name_its_functions():
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_py_spy_that_prints_without_end_is_ended(tmp_path):
+    found, why = stacks.read_stacks(1, program=fake_py_spy(tmp_path, "exec yes"), limit_s=60)
+    assert found == ()
+    assert why == f"its stacks are too large: py-spy printed more than {stacks.MAX_OUTPUT_BYTES} bytes"
+
+
+def test_a_process_whose_native_calls_are_too_many_is_read_without_them(tmp_path):
+    program = fake_py_spy(tmp_path, """case "$*" in *--native*) exec yes;; *) echo '[]';; esac""")
+    assert stacks.read_stacks(1, program=program, limit_s=60) == ((), "")
+
+
+HUGE = """
+import sys, threading, time
+sys.setrecursionlimit(100_000)
+space = {}
+name = "f" * 3900
+code = f"def {name}(depth, wait):\\n    {name}(depth - 1, wait) if depth else wait()"
+exec(compile(code, "/" + "p" * 3900, "exec"), space)
+for _ in range(THREADS):
+    threading.Thread(target=space[name], args=(DEPTH, threading.Event().wait), daemon=True).start()
+time.sleep(1)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("threads", "depth"), [(8, 300), (64, 900)], ids=["output", "memory"])
+def test_a_real_process_with_long_stacks_of_long_names_does_not_fill_the_memory(threads, depth, monkeypatch):
+    """The one exceeds the limit on py-spy's output, the other its memory before it prints."""
+    monkeypatch.setattr(stacks, "_MEMORY_BYTES", 384 << 20)
+    script = HUGE.replace("THREADS", str(threads)).replace("DEPTH", str(depth))
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "up\n"
+        found, why = stacks.read_stacks(process.pid, program=stacks.find_py_spy(), limit_s=60)
+        if "Permission denied" in why and os.geteuid() != 0:
+            pytest.skip(f"this user may not look at other processes: {why}")
+        assert found == ()
+        assert why.startswith("its stacks are too large: py-spy ")
+    finally:
+        process.kill()
+        process.communicate()

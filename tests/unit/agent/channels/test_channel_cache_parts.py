@@ -131,6 +131,63 @@ def test_the_same_content_under_another_prefix_is_not_read_again(machine, store)
     assert files(facts.snapshot.path) == {"train.py": b"print(1)"}
 
 
+# Two texts of one MD5 sum, from: X. Wang, D. Feng, X. Lai, H. Yu, Collisions for Hash Functions MD4, MD5, HAVAL-128
+# and RIPEMD (2004).
+ONE_OF_TWO = bytes.fromhex(
+    "d131dd02c5e6eec4693d9a0698aff95c2fcab58712467eab4004583eb8fb7f8955ad340609f4b30283e488832571415a085125e8f7cdc99f"
+    "d91dbdf280373c5bd8823e3156348f5bae6dacd436c919c6dd53e2b487da03fd02396306d248cda0e99f33420f577ee8ce54b67080a80d1e"
+    "c69821bcb6a8839396f9652b6ff72a70"
+)
+OTHER_OF_TWO = bytes.fromhex(
+    "d131dd02c5e6eec4693d9a0698aff95c2fcab50712467eab4004583eb8fb7f8955ad340609f4b30283e4888325f1415a085125e8f7cdc99f"
+    "d91dbd7280373c5bd8823e3156348f5bae6dacd436c919c6dd53e23487da03fd02396306d248cda0e99f33420f577ee8ce54b67080280d1e"
+    "c69821bcb6a8839396f965ab6ff72a70"
+)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "place"), [("b", "outputs/7/data"), ("b", "checked/other"), ("other", "checked/data")]
+)
+def test_an_object_of_the_same_md5_sum_elsewhere_is_not_mistaken_for_it(machine, store, bucket, place):
+    assert hashlib.md5(ONE_OF_TWO).digest() == hashlib.md5(OTHER_OF_TWO).digest()
+    assert ONE_OF_TWO != OTHER_OF_TWO
+    name = "weights.bin" if place.endswith("data") else "others.bin"
+    store.put_bytes(bucket, f"{place}/{name}", OTHER_OF_TWO)
+    store.put_bytes("b", "checked/data/weights.bin", ONE_OF_TWO)
+    machine.fetch(f"s3://{bucket}/{place}")
+    facts, num_read = machine.fetch("s3://b/checked/data")
+    assert files(facts.snapshot.path) == {"weights.bin": ONE_OF_TWO}
+    assert num_read == 1
+    assert machine.fetch("s3://b/checked/data")[1] == 0
+
+
+def test_two_objects_of_one_channel_with_the_same_md5_sum_keep_their_contents(machine, store):
+    store.put_bytes("b", "data/1.bin", ONE_OF_TWO)
+    store.put_bytes("b", "data/2.bin", OTHER_OF_TWO)
+    for num_expected in (2, 0):
+        facts, num_read = machine.fetch()
+        assert (files(facts.snapshot.path), num_read) == ({"1.bin": ONE_OF_TWO, "2.bin": OTHER_OF_TWO}, num_expected)
+
+
+@pytest.mark.parametrize(
+    ("former", "later"),
+    [
+        ("pytorch-training-2026-01-02-03-04-05-678/source", "pytorch-training-2026-01-03-00-00-00-001/source"),
+        ("tune-1718000000-a3f9/source", "tune-1718000011-04cc/source"),
+        ("base/base-20260102030405/input/code", "base/base-20260102030406/input/code"),
+        ("runs/20260102T030405Z/data", "runs/20260103T000000Z/data"),
+        ("x/0c1d2e3f-0a1b-4c5d-8e9f-001122334455/data", "x/9c1d2e3f-7a1b-4c5d-9e9f-aa1122334455/data"),
+    ],
+)
+def test_an_upload_under_the_name_of_a_later_job_is_not_read_again(machine, store, former, later):
+    for place in (former, later):
+        store.put_bytes("b", f"{place}/train.py", b"print(1)")
+    machine.fetch(f"s3://b/{former}")
+    facts, num_read = machine.fetch(f"s3://b/{later}", name="code")
+    assert num_read == 0
+    assert files(facts.snapshot.path) == {"train.py": b"print(1)"}
+
+
 class OpaqueTags(FakeObjectStore):
     """A fake store whose ETags look like MD5 sums but are not, as with encryption by KMS keys."""
 
@@ -579,8 +636,8 @@ def test_content_of_more_files_than_the_link_limit_is_kept(machine, store, monke
 
 
 def test_an_object_that_has_reached_the_disks_link_limit_is_replaced(machine, store, tmp_path):
-    fill(store, "one/a")
-    machine.fetch("s3://b/one")
+    store.put_bytes("b", "job-1/a", b"at one/a")
+    machine.fetch("s3://b/job-1")
     (stored,) = machine.objects()
     is_limited = False
     for index in range(66_000):  # ext4 allows 65,000 links; on file systems that allow more, no object is replaced
@@ -589,11 +646,12 @@ def test_an_object_that_has_reached_the_disks_link_limit_is_replaced(machine, st
         except OSError as error:
             is_limited = error.errno == errno.EMLINK
             break
-    store.put_bytes("b", "two/b", b"at one/a")
-    facts, num_read = machine.fetch("s3://b/two")
+    store.put_bytes("b", "job-2/a", b"at one/a")
+    store.put_bytes("b", "job-2/more", b"more")  # so that it is another snapshot
+    facts, num_read = machine.fetch("s3://b/job-2")
     assert facts.snapshot is not None, facts.summary
-    assert num_read == int(is_limited)
-    assert files(facts.snapshot.path) == {"b": b"at one/a"}
+    assert num_read == 1 + int(is_limited)
+    assert files(facts.snapshot.path) == {"a": b"at one/a", "more": b"more"}
 
 
 def test_a_cache_with_room_is_filled_while_another_agent_makes_room(machine, store, monkeypatch):

@@ -1,4 +1,5 @@
 import platform
+import subprocess
 import sys
 
 import pytest
@@ -12,7 +13,9 @@ OWN = {"python": platform.python_version()}
 
 def write_interpreter(path, package_folder):
     """Write a `python` that sees an additional folder of packages, as an environment does."""
-    path.write_text(f'#!/bin/sh\nPYTHONPATH="{package_folder}" exec "{sys.executable}" -S "$@"\n')
+    environment = path.with_name("environment-of-" + path.name)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    path.write_text(f'#!/bin/sh\nPYTHONPATH="{package_folder}" exec "{environment}/bin/python" "$@"\n')
     path.chmod(0o755)
     return str(path)
 

@@ -1,9 +1,11 @@
 """Names of objects and trees in the cache. Pure.
 
-An object whose ETag is an MD5 sum has two names: a name by content (MD5 and size, independent of its key) and a name by
-location (endpoint, bucket, key, ETag, size). It is stored under the name by content only after the sum was compared
-with the fetched content, since some ETags look like MD5 sums but are not (encryption by KMS keys). SDKs upload the same
-code and data under a new prefix for every job: only the name by content finds them again.
+An object whose ETag is an MD5 sum has two names: a name by content (MD5, size, bucket, and the key without the numbers
+of its folders) and a name by location (endpoint, bucket, key, ETag, size). It is stored under the name by content only
+after the sum was compared with the fetched content, since some ETags look like MD5 sums but are not (encryption by KMS
+keys). SDKs upload the same code and data under a new prefix for every job, with the time or a random number in it: only
+the name by content finds them again. MD5 and size alone do not identify an object: two texts of one sum are made in
+seconds, and one of them at a place of a stranger would stand for the other elsewhere.
 
 A stored file carries a stamp in the nanoseconds of its mtime: a hash of its name and size. A write or truncation
 changes the mtime, and the file no longer counts as the object.
@@ -20,6 +22,9 @@ from dataclasses import dataclass
 
 SECOND_NS = 1_000_000_000
 _MD5_ETAG = re.compile(r'"?([0-9a-f]{32})"?')
+# Times, counters and random numbers in the names of folders: whole words of digits, or of four and more hexadecimal
+# digits.
+_NUMBER = re.compile(r"(?<![^-_./])(?:[0-9]{1,20}(?:T[0-9]{1,6}Z?)?|(?=[a-f]{0,40}[0-9])[0-9a-f]{4,64})(?![^-_./])")
 _NAME_CHARACTERS = 40  # hexadecimal characters of SHA-256: 160 bits
 
 
@@ -52,10 +57,18 @@ def identity_of(*, endpoint_url: str, bucket: str, key: str, etag: str, size_byt
     md5 = match[1] if match else None
     form = "unpacked" if is_unpacked else "plain"
     return Identity(
-        content=_digest("content", md5, size_bytes, form) if md5 is not None else None,
+        content=_digest("content", md5, size_bytes, form, *_family(bucket, key, size_bytes)) if md5 else None,
         place=_digest("place", endpoint_url, bucket, key, etag, size_bytes, form),
         md5=md5,
     )
+
+
+def _family(bucket: str, key: str, size_bytes: int) -> tuple[str, ...]:
+    """Return what objects have in common that may stand for one another if sum and size are equal."""
+    if not size_bytes:
+        return ()  # there is one empty content
+    folders, slash, name = key.rpartition("/")
+    return bucket, _NUMBER.sub("#", folders) + slash + name
 
 
 def snapshot_name(files: Iterable[tuple[tuple[str, ...], str]], folders: Iterable[tuple[str, ...]]) -> str:

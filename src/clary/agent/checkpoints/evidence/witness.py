@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -38,6 +37,7 @@ from clary.agent.checkpoints.log_names import is_log
 from clary.agent.checkpoints.scanning import FileFacts, Snapshot, facts_of, scan
 from clary.agent.worker import Worker
 from clary.base.clock import Clock
+from clary.base.readiness import readable
 
 _TICK_S = 2.0  # between two checks of the living processes, without events
 _PAUSE_S = 0.02  # wait after an event, so that many events cost one check
@@ -371,7 +371,7 @@ class Witness(Worker):
         waited = [self._wake_reader]
         if self._events.descriptor is not None:
             waited.append(self._events.descriptor)
-        ready, _, _ = select.select(waited, [], [], _FIND_S if self._is_early else _TICK_S)
+        ready = readable(waited, _FIND_S if self._is_early else _TICK_S)
         if not self.is_aborted:
             with self._lock:
                 if self._events.read() or not ready:

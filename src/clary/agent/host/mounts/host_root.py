@@ -26,6 +26,7 @@ from clary.agent.host.mounts.shown_folders import links_on_the_way, shown_folder
 from clary.agent.host.program_users import ProgramUsers, closed_to_others, strange_owner
 
 _VAR_TMP = "/var/tmp"  # noqa: S108 - the program's own, as /tmp is
+_OWN_FILES = ("/etc/hosts", "/etc/hostname")
 _LOCALHOST = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
 _STICKY = 0o1777
 _RESOLVER = "/etc/resolv.conf"
@@ -108,14 +109,12 @@ class _HostRoot:
     def _show_machine(self) -> None:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
             mounts = submounts(table.read(), covered=(*PRIVATE_FOLDERS, *self._hidden))
-        targets = [str(bind["target"]) for bind in self._binds if not self._is_covered(str(bind["target"]))]
+        named = [str(bind["target"]) for bind in self._binds]
+        targets = [path for path in (*named, *map(os.path.realpath, _OWN_FILES)) if not self._is_covered(path)]
         self._view.lay_out(self._shown, mounts, targets=targets)
         if self._view.shared_folders:
             names = ", ".join(self._view.shared_folders)
-            self._not_isolated.append(
-                f"Files: the program can change the machine's own files below {names}, as far as the agent's user may, "
-                f"because no private layer could be laid over them ({self._view.refusal})."
-            )
+            self._not_isolated.append(self._view.why_read_only(f"below {names}"))
         if self._view.missing_folders:
             self._not_isolated.append(f"Files: not visible to the program: {', '.join(self._view.missing_folders)}.")
 
@@ -167,7 +166,7 @@ class _HostRoot:
 
     def _write_system_files(self, resolver: tuple[str, bytes] | None) -> None:
         hosts = _LOCALHOST + "".join(f"{address} {name}\n" for name, address in self._order["hosts_file"].items())
-        for path, text in (("/etc/hosts", hosts), ("/etc/hostname", f"{self._order['hostname']}\n")):
+        for path, text in zip(_OWN_FILES, (hosts, f"{self._order['hostname']}\n"), strict=True):
             source = f"{self._scratch}/{os.path.basename(path)}"
             with open(source, "w", encoding="utf-8") as file:
                 file.write(text)
@@ -195,7 +194,8 @@ class _HostRoot:
                 raise OSError(
                     error.errno, f"could not show {bind['source']} at {bind['target']}: {error.strerror}"
                 ) from error
-        if is_bound and bind["read_only"]:
+        # A folder over which no overlay could be laid belongs to the machine: other programs may run its files.
+        if is_bound and (bind["read_only"] or bind["overlay"]):
             with opened_mount(self._new_root, bind["target"], is_folder=is_folder) as mounted:
                 kernel.make_read_only(mounted)
 
@@ -210,10 +210,7 @@ class _HostRoot:
             if bind["copied_otherwise"]:
                 copy_content(source, target)
                 return False
-            self._not_isolated.append(
-                f"Files: what the program changes in {bind['target']} it changes in the machine's {bind['source']}, "
-                f"because no private layer could be laid over it ({self._view.refusal})."
-            )
+            self._not_isolated.append(self._view.why_read_only(f"in {bind['target']}"))
         if bind.get("keeps_owners", False):
             kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
             if self._users is not None and (said := closed_to_others(source, target=bind["target"])):

@@ -154,11 +154,8 @@ class LateBinds:
                     self.why_final = f"{source} was copied to {place}"
                     copy_content(source, target)
                     return []
-                said.append(
-                    f"Files: what the program changes in {bind['target']} it changes in the machine's "
-                    f"{bind['source']}, because no private layer could be laid over it ({view.refusal})."
-                )
-            if bind["read_only"]:
+                said.append(view.why_read_only(f"in {bind['target']}"))
+            if bind["read_only"] or bind["overlay"]:  # other programs may run the files of a folder of the machine
                 source = copy = _read_only_copy(source, name=name, is_folder=is_folder)
             if why := view.bind(source, target):
                 said.append(f"Files: {bind['target']} belongs to nobody; {why}.")

@@ -5,7 +5,8 @@ the root is a small tmpfs, or with real root a folder of the host's own; parents
 and every shown folder becomes an overlay of its own. Inside a user namespace the
 kernel refuses an overlay of a folder with mounts below it, because those mounts are locked ("failed to clone
 lowerpath"); such folders are recreated too. If no overlay is possible (the host's folder lies on an overlay or on NFS,
-or the kernel is older than 5.11), folders are bind-mounted unchanged, and `shared_folders` names them.
+or the kernel is older than 5.11), folders are bind-mounted read-only, and `shared_folders` names them. On such file
+systems owners cannot be mapped either: the program is the machine's root, and others run what lies in these folders.
 Source: kernel Documentation/filesystems/overlayfs.rst, "userxattr".
 """
 
@@ -54,7 +55,7 @@ class MachineView:
         self._shown: tuple[ShownFolder, ...] = ()
         self._rebuilt: frozenset[str] = frozenset()  # folders that must be recreated instead of mounted
         self._extended: frozenset[str] = frozenset()  # folders in which mount points must be made
-        self.shared_folders: list[str] = []  # folders of the machine that the program can really change
+        self.shared_folders: list[str] = []  # folders of the machine that are shown themselves, read-only
         self.missing_folders: list[str] = []  # mounts of the machine that could not be shown, with reasons
         self.strange_folders: list[str] = []  # folders whose owners could not be mapped
         self.refusal = ""  # reason why the kernel refused the last overlay
@@ -77,7 +78,9 @@ class MachineView:
         if not (is_whole and not self._in_user_namespace and self.overlay("/", self._new_root)):
             self._make_root()
             self._extended = frozenset(
-                _nearest_existing(path) for path in targets if not os.path.lexists(path) and is_shown(path, shown)
+                _nearest_existing(path)
+                for path in (*targets, *PRIVATE_FOLDERS, *EMPTY_FOLDERS)
+                if not os.path.lexists(path) and is_shown(path, shown)
             )
             cuts = {*self._extended, *(path for path in outer if path != "/")}
             if self._in_user_namespace or is_whole:  # in these cases no mount on an overlay, or over `/`, is possible
@@ -166,6 +169,14 @@ class MachineView:
                 return ""
         kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
         return "" if self._users is None else f"the program has there what everybody may, because {said}"
+
+    def why_read_only(self, place: str) -> str:
+        """Return the sentence for files of the machine that the host shows themselves, because of `refusal`."""
+        return (
+            f"Files: the program can change nothing {place}, because no private layer could be laid over the machine's "
+            f"own files ({self.refusal}); installing packages there fails. Private layers need a state folder on a "
+            "local disk, with ext4 or xfs for example, and folders of file systems over which overlayfs can be laid."
+        )
 
     def strangeness(self) -> list[str]:
         """Return sentences about folders that programs should be able to change but cannot."""
@@ -275,7 +286,13 @@ class MachineView:
         return any(folder.path == path and folder.is_system for folder in self._shown)
 
     def _bind_shared(self, path: str) -> None:
-        kernel.mount(path, self._new_root + path, flags=kernel.MS_BIND | kernel.MS_REC)
+        target = self._new_root + path
+        kernel.mount(path, target, flags=kernel.MS_BIND | kernel.MS_REC)
+        try:
+            kernel.make_read_only(target)
+        except OSError:
+            kernel.unmount(target, flags=kernel.MNT_DETACH)
+            raise
         self.shared_folders.append(path)
         if not self._in_user_namespace and self._is_system(path):
             for closed in self._find_closed(path):

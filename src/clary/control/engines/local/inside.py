@@ -9,8 +9,9 @@ import asyncio
 import sys
 
 from clary.base.errors import EngineError
+from clary.base.limited_runs import OutputTooLong
 from clary.control.engines.local.agent_processes import clary_folder
-from clary.control.limited_children import end_child
+from clary.control.limited_children import end_child, read_output
 
 TIMEOUT_S = 10.0
 
@@ -37,9 +38,11 @@ async def run_inside(module: str, *arguments: str, doing: str) -> None:
     )
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            output, _ = await process.communicate()
+            output, _ = await read_output(process, module)
     except TimeoutError:
         raise EngineError(f"{doing} took longer than {TIMEOUT_S:g} s") from None
+    except OutputTooLong as error:
+        raise EngineError(f"{doing} failed: {error}") from error
     finally:
         if process.returncode is None:
             await end_child(process)

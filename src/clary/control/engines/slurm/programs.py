@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clary.base.errors import EngineError
-from clary.base.limited_runs import RunTooLong, run_limited
-from clary.control.limited_children import end_child
+from clary.base.limited_runs import OutputTooLong, RunTooLong, run_limited
+from clary.control.limited_children import end_child, read_output
 
 NEEDED = ("sbatch", "squeue", "sinfo", "scancel", "scontrol", "unmunge")
 SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -88,14 +88,16 @@ class SlurmPrograms:
             raise EngineError(f"{program} could not be started: {error}", retryable=True) from error
         try:
             async with asyncio.timeout(limit_s):
-                output, errors = await process.communicate()
+                output, errors = await read_output(process, program)
         except TimeoutError:
             raise EngineError(f"{program} gave no answer in {limit_s:g} s", retryable=True) from None
+        except OutputTooLong as error:
+            raise EngineError(str(error), retryable=True) from error
         finally:
             if process.returncode is None:
                 await end_child(process)
         code = process.returncode
-        assert code is not None, "communicate has waited for its end"
+        assert code is not None, "read_output has waited for its end"
         return Outcome(code=code, output=output.decode(errors="replace"), errors=errors.decode(errors="replace"))
 
     def run_now(self, program: str, *arguments: str, text: str, limit_s: float) -> Outcome:
@@ -117,6 +119,8 @@ class SlurmPrograms:
             )
         except RunTooLong:
             raise EngineError(f"{program} gave no answer in {limit_s:g} s", retryable=True) from None
+        except OutputTooLong as error:
+            raise EngineError(str(error), retryable=True) from error
         except OSError as error:
             raise EngineError(f"{program} could not be started: {error}", retryable=True) from error
         return Outcome(code=done.code, output=done.output, errors=done.errors)

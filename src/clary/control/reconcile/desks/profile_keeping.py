@@ -15,8 +15,9 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from clary.base.errors import ObjectStoreError
+from clary.base.limited_runs import OutputTooLong
 from clary.control.jobs.training_job import TrainingJob
-from clary.control.limited_children import end_child
+from clary.control.limited_children import end_child, read_output
 from clary.control.reconcile.desks.profile_desk import KeptRequest, ProfileDesk
 from clary.control.reconcile.hub import JobHub
 
@@ -113,9 +114,11 @@ async def look_at(folder: Path, *, limit_s: float = LIMIT_S) -> str:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        _, said = await asyncio.wait_for(process.communicate(), limit_s)
+        _, said = await asyncio.wait_for(read_output(process, "clary.control.traces"), limit_s)
     except TimeoutError:
         return f"the traces could not be read within {limit_s:g} s: ask for fewer steps or ranks"
+    except OutputTooLong as error:
+        return f"the traces could not be read: {error}"
     finally:
         if process.returncode is None:
             await end_child(process)

@@ -14,8 +14,9 @@ import os
 import selectors
 import socket
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
+from clary.base.readiness import readable
 from clary.train.collective.bootstrap.deadline import Deadline
 
 READY = b"R"
@@ -117,24 +118,13 @@ def cause_of(sides: Mapping[int, socket.socket], peer: int, words: str) -> tuple
     deadline = Deadline(_CAUSE_LIMIT_S)
     waiting = {rank: sock for rank, sock in sides.items() if rank != peer}
     while words == WORDLESS and waiting and not deadline.has_passed:
-        for sock in _readable(waiting.values(), deadline.remaining_s):
+        for sock in readable(waiting.values(), deadline.remaining_s):
             rank = next(rank for rank, other in waiting.items() if other is sock)
             del waiting[rank]  # look at each stream only once: a rank that was ready sends no farewell
             with contextlib.suppress(OSError):
                 if sock.recv(1, socket.MSG_PEEK) == FAREWELL:
                     return rank, read_farewell(sock)
     return peer, words
-
-
-def _readable(socks: Iterable[socket.socket], limit_s: float) -> list[socket.socket]:
-    """Return the sockets that can be read, after at most `limit_s`.
-
-    Not by `select.select`, which refuses descriptors from 1024 on.
-    """
-    with selectors.PollSelector() as selector:
-        for sock in socks:
-            selector.register(sock, selectors.EVENT_READ)
-        return [key.fileobj for key, _ in selector.select(limit_s) if isinstance(key.fileobj, socket.socket)]
 
 
 def _hear(peer: int, sock: socket.socket) -> None:
@@ -172,7 +162,7 @@ def _read(sock: socket.socket, num_bytes: int, deadline: Deadline) -> bytes:
     got = b""
     with contextlib.suppress(OSError):
         while len(got) < num_bytes and not deadline.has_passed:
-            if _readable([sock], deadline.remaining_s):
+            if readable([sock], deadline.remaining_s):
                 more = sock.recv(num_bytes - len(got))
                 if not more:
                     break

@@ -62,3 +62,12 @@ async def test_failures_contain_the_programs_message(programs, tmp_path):
     make_program(tmp_path / "bin", "sbatch", "echo 'sbatch: error:  no' >&2; exit 3")
     done = await programs.run("sbatch")
     assert (done.code, done.words) == (3, "sbatch: error: no")
+
+
+async def test_a_program_that_prints_without_end_is_ended(programs, tmp_path):
+    make_program(tmp_path / "bin", "squeue", "exec yes")
+    with pytest.raises(EngineError, match="squeue printed more than 16777216 bytes, and was ended") as caught:
+        await programs.run("squeue")
+    assert caught.value.retryable
+    with pytest.raises(EngineError, match="squeue printed more than 16777216 bytes, and was ended"):
+        programs.run_now("squeue", text="", limit_s=60)

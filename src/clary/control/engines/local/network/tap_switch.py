@@ -71,6 +71,9 @@ def open_tap(name: str, *, with_segments: bool) -> int:
 class TapSwitch:
     """Moves frames between ports until `stop_descriptor` becomes readable.
 
+    It owns the descriptors, and gives them the lowest free numbers: `select`, whose timeouts are exact enough, refuses
+    those from 1024 on, and the anchor of many hosts has such.
+
     Args:
         ports: one per host.
         stop_descriptor: read end of a pipe that its owner holds open; its closing ends the switch.
@@ -78,8 +81,9 @@ class TapSwitch:
     """
 
     def __init__(self, ports: list[Port], *, stop_descriptor: int, partitions_path: str) -> None:
+        ports = [port._replace(descriptor=_lowered(port.descriptor)) for port in ports]
         self._ports = ports
-        self._stop = stop_descriptor
+        self._stop = _lowered(stop_descriptor)
         self._partitions_path = partitions_path
         self._partitions_stamp: tuple[int, int] | None = None
         self._is_cut = [False] * len(ports)
@@ -95,7 +99,7 @@ class TapSwitch:
 
     def run(self) -> None:
         """Switch until the stop pipe is closed; blocks."""
-        # Timeouts of select() have a resolution of microseconds, those of epoll of milliseconds; the ports are few.
+        # Timeouts of select() have a resolution of microseconds, those of poll and epoll of milliseconds.
         _lower_timer_slack()
         gc.disable()  # the switch makes no cycles, and a collection would show up as jitter
         descriptors = [port.descriptor for port in self._ports]
@@ -184,6 +188,14 @@ class TapSwitch:
             return  # the file is being written; the next poll reads it again
         self._partitions_stamp = stamp
         self._is_cut = [port.name in cut for port in self._ports]
+
+
+def _lowered(descriptor: int) -> int:
+    """Return the descriptor's file under the lowest free number, and close the higher one."""
+    found = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 0)
+    low, high = sorted((descriptor, found))
+    os.close(high)
+    return low
 
 
 def _lower_timer_slack() -> None:
