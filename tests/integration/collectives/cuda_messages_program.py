@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from datetime import timedelta
 
 import torch
@@ -29,6 +30,9 @@ class SlowStreams:
         host = tensor.as_subclass(torch.Tensor).clone()
         is_first, self._is_first = self._is_first, False
         return host, lambda: threading.Event().wait(_COPY_S if is_first else 0)
+
+    def host_space(self, tensor):
+        return torch.empty(tensor.shape, dtype=tensor.dtype), lambda: None
 
     def to_device(self, source, target):
         target.as_subclass(torch.Tensor).copy_(source)
@@ -91,6 +95,30 @@ def test_a_message_from_any_rank_names_its_sender(rank, size):
         work = group.recv_anysource([received], 0)
         work.wait()
         assert received.item() == work.source_rank()
+
+
+def test_a_message_does_not_wait_for_the_choice_of_a_way_for_collectives(rank, size):
+    """Rank 1 waits for a message before it takes part in the choice that rank 0 has begun."""
+    group = dist.new_group()
+    if rank == 1:
+        received = cuda(0.0)
+        group.recv([received], 0, 4).wait(timedelta(seconds=20))
+        assert received.item() == 5
+        group.allreduce([cuda(1.0)]).wait()
+        return
+    choosing = threading.Thread(target=lambda: group.allreduce([cuda(1.0)]).wait())
+    choosing.start()
+    if rank == 0:
+        deadline = time.monotonic() + 10
+        while not group._choosing.locked() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert group._choosing.locked()
+        sending = threading.Thread(target=lambda: group.send([cuda(5.0)], 1, 4).wait())
+        sending.start()
+        sending.join(20)
+        assert not sending.is_alive(), "the message waits for the choice"
+    choosing.join(20)
+    assert not choosing.is_alive()
 
 
 def test_messages_keep_the_limit_of_their_group(rank, size):

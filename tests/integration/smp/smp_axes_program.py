@@ -98,6 +98,27 @@ def test_a_hook_gets_what_all_replicas_hold_and_slices_are_averaged_without_it(r
         assert set(given) == {id(one) for _, one in model.default_reducer_named_parameters()}
 
 
+def test_a_hook_counts_its_own_buckets_alone(rank, size):
+    """PowerSGD starts at the end of its first reductions, which it knows by the last bucket."""
+    start(microbatches=2, ddp=True, tensor_parallel_degree=2)
+    model = smp.DistributedModel(make_tall(), bucket_cap_mb=0.0001)
+    torch.manual_seed(7)
+    model.load_state_dict(Tall().state_dict())  # modules that SMP replaces draw weights of their own
+    optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters(), lr=0.05))
+    given = []
+
+    def averaging(group, bucket):
+        given.append((bucket.index(), bucket.is_last()))
+        bucket.buffer().div_(smp.state.cfg.microbatches)
+        return default_hooks.allreduce_hook(group, bucket)
+
+    model.register_comm_hook(smp.get_dp_process_group(), averaging)
+    assert_trains_like_alone(model, optimizer, Tall, 2)
+    num_buckets = len(given) // 3  # of each of three steps
+    assert num_buckets > 1
+    assert given == [(index, index == num_buckets - 1) for index in range(num_buckets)] * 3, given
+
+
 def test_a_tensor_group_in_a_pipeline_trains_as_one_process_does(rank, size):
     for pipeline in ("interleaved", "simple"):
         model, optimizer = cut_model(2, tensor_parallel_degree=2, partitions=2, pipeline=pipeline)

@@ -7,6 +7,7 @@ Source: sagemaker-python-sdk `doc/api/training/smp_versions/latest/smd_model_par
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -53,11 +54,14 @@ def _names(value: Any) -> Collection[str]:
 
 
 def _axes(value: Any) -> Mapping[str, int]:
-    is_dict = isinstance(value, Mapping)
-    if not is_dict or not all(isinstance(name, str) and isinstance(axis, int) for name, axis in value.items()):
+    is_dict = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+    try:
+        axes = {name: operator.index(axis) for name, axis in value.items()} if is_dict else None
+    except TypeError:  # one of them is no whole number
+        axes = None
+    if axes is None:
         raise TypeError(
             f"smp.step: input_split_axes is {value!r}; expected a dict from names of arguments to axes, such as "
             "{'images': 1}"
         )
-    axes: Mapping[str, int] = value
     return axes

@@ -32,7 +32,7 @@ from clary.train.parallel.fsdp.checkpoint.slice_folders import folder_additions
 from clary.train.parallel.fsdp.experts.wrapping import expert_wrapping
 from clary.train.parallel.fsdp.gradient_norm import clip_gradients
 from clary.train.parallel.fsdp.state import state
-from clary.train.parallel.fsdp.ties import keeping_ties
+from clary.train.parallel.fsdp.ties import check_units, keeping_ties, trained_ties
 
 PostInit = Callable[[torch.nn.Module], None]
 
@@ -111,7 +111,8 @@ def _constructor(original: Any) -> Any:
         arguments = signature.bind(self, *args, **kwargs).arguments
         model = arguments["module"]
         mistakes.check_synchronised(model, synchronises=bool(arguments.get("sync_module_states")))
-        before = list(model.parameters())
+        mistakes.check_not_left(model)
+        before, ties = list(model.parameters()), trained_ties(model)
         if state.expert_groups is None or not expert_wrapping(arguments, state.expert_groups):
             _shard_by_degree(arguments)
         if post_param_init_fn is None:  # also None for the inner units that this unit's constructor wraps
@@ -122,6 +123,7 @@ def _constructor(original: Any) -> Any:
                 original(**arguments)
             finally:
                 _post_param_init_fn.reset(token)
+        check_units(self, ties)
         mistakes.note_wrapped(self, before)
 
     return construct

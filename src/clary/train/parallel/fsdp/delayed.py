@@ -13,32 +13,29 @@ initialisation of a unit ties again what another `param_init_fn` separated, and 
 the same seed hold slices of the values that one rank would have drawn. So a rank briefly holds the whole parameters of
 one module.
 [Note: buffers] On the meta device the constructor's values of a buffer are lost. A module's `reset_parameters`,
-`reset_buffers` or `reset_running_stats` may set them again; Hugging Face rotary embeddings compute their buffers from
-`rope_init_fn` or `compute_default_rope_parameters`. Any other buffer raises an error that names it: a model with
-arbitrary values in a buffer would train badly.
+`reset_buffers` or `reset_running_stats` may set them again, and `constructor_buffers` computes those of Hugging Face's
+models. Any other buffer raises an error that names it: a model with arbitrary values in a buffer would train badly.
 Source: SageMaker developer guide, "Delayed parameter initialization" of the library v2.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from clary.train.parallel.fsdp.constructor_buffers import fill_buffers
 from clary.train.parallel.fsdp.cuts import Cut, cut_of
 from clary.train.parallel.fsdp.experts.layer import drawing_apart
 from clary.train.parallel.fsdp.gradient_norm import axis_group
 from clary.train.parallel.fsdp.modules import default_device, is_unset, unset
-from clary.train.parallel.fsdp.ties import Place, put, tie_weights, tied_places
+from clary.train.parallel.fsdp.ties import Place, is_flattened, put, refuse_split, tie_weights, tied_places
 
 _RESETS = ("reset_parameters", "_reset_parameters")
-_ROPES = ("rope_init_fn", "compute_default_rope_parameters")
 
 
 class NotInitialisedError(AssertionError, RuntimeError):
@@ -129,7 +126,7 @@ class DelayedParamIniter:
         apart = contextlib.nullcontext() if slices else drawing_apart(module)
         with torch.no_grad(), apart:
             self._call(module)
-            _fill_buffers(module)
+            fill_buffers(module)
             _fill_norm(module)
         owner = self._names.get(module, type(module).__name__)
         for name, one in given.items():
@@ -194,15 +191,12 @@ class DelayedParamIniter:
         self._look_over(unit)
 
     def _tie(self, places: list[Place]) -> None:
-        held = [module._parameters.get(name) for module, name in places]  # None in a unit that FSDP has flattened
+        held = [module._parameters.get(name) for module, name in places]
         shared = held[0]
-        if any(one is None for one in held) and any(one is not None for one in held):
-            names = " and ".join(f"{self._names.get(module, '')}.{name}" for module, name in places)
-            raise ValueError(
-                f"delayed initialisation: {names} are tied and lie in different units of FSDP, which would train them "
-                "apart: choose an auto_wrap_policy that leaves them in one unit"
-            )
-        if shared is not None:
+        flat = [one is None or is_flattened(one) for one in held]  # whether a unit below this one has it
+        if any(flat) and not all(flat):
+            refuse_split(self.model, places)
+        if shared is not None and not any(flat):
             put(shared, places)
 
     def _look_over(self, module: nn.Module) -> None:
@@ -213,26 +207,6 @@ class DelayedParamIniter:
                 "a reset_parameters or reset_buffers that sets it in the module that owns it, or make the buffer "
                 'outside torch.device("meta")'
             )
-
-
-def _fill_buffers(module: nn.Module) -> None:
-    """Compute buffers as the module's constructor did; see [Note: buffers]."""
-    if callable(getattr(module, "reset_buffers", None)):
-        module.reset_buffers()
-    if callable(getattr(module, "reset_running_stats", None)):
-        module.reset_running_stats()
-    frequencies = module._buffers.get("inv_freq")
-    if frequencies is None or not hasattr(module, "config") or not is_unset(frequencies):
-        return  # `_init_weights` of transformers 5 computes them
-    for name in _ROPES:
-        compute = getattr(module, name, None)
-        if compute is not None:
-            takes_device = "device" in inspect.signature(compute).parameters
-            values: Any = compute(module.config, *([frequencies.device] if takes_device else []))[0]
-            frequencies.copy_(values)
-            if isinstance(getattr(module, "original_inv_freq", None), torch.Tensor):
-                module.original_inv_freq = frequencies
-            return
 
 
 def _fill_norm(module: nn.Module) -> None:

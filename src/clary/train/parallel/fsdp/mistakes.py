@@ -25,6 +25,7 @@ from clary.train.parallel.mistakes.alike import digest
 from clary.train.parallel.mistakes.taken_names import replace_everywhere
 
 _LEFT = "_clary_left"  # attribute of a parameter that left the model: function that replaced it
+_FSDP = "FSDP"  # value of `_LEFT`
 _PIECE = "_clary_is_piece"  # attribute of a parameter of which other ranks hold other pieces
 _FROM_RANK0 = "_clary_from_rank0"  # attribute of a model whose first group got rank 0's weights
 _FIRST = "_clary_before_first_forward"  # attribute of a model before its first call
@@ -84,9 +85,22 @@ def check_synchronised(model: nn.Module, *, synchronises: bool) -> None:
         )
 
 
+def check_not_left(model: nn.Module) -> None:
+    """Check that FSDP is given no weight that a unit which the script made before took from another module.
+
+    Raises: ValueError naming the weight, which would be trained apart.
+    """
+    for name, one in model.named_parameters():
+        if getattr(one, _LEFT, None) == _FSDP and one.requires_grad:
+            raise ValueError(
+                f"FSDP: {name} and the weight of another module are tied and lie in different units of FSDP, which "
+                "would train them apart: wrap both modules in one unit"
+            )
+
+
 def note_wrapped(unit: Any, before: Iterable[nn.Parameter]) -> None:
     """Mark the parameters that a unit of FSDP has replaced and cut."""
-    _note_left(before, unit, "FSDP")
+    _note_left(before, unit, _FSDP)
     handle = getattr(unit, "_handle", None)
     if handle is not None and (handle.uses_sharded_strategy or state.tp_size > 1 or state.ep_size > 1):
         for one in (handle.flat_param, *(handle.flat_param._params or [])):

@@ -5,18 +5,25 @@ Where: `transform`, `DelayedParamIniter` and the patches of FSDP (`additions`) m
 [Note: broken ties] `init_empty_weights` of accelerate registers every parameter as a new object on the meta device, and
 `to_empty` gives each owner memory of its own: both break ties without an error. Then the owners train apart, or ranks
 whose ties differ send each other different lists of parameters.
+
+[Note: units] FSDP ties what lies in one unit. Of owners in different units, those outside the first unit are left out
+with `use_orig_params=True`, so that their gradients are lost, and are trained apart without it. Weights that are not
+trained suffer neither.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 Place: TypeAlias = tuple[nn.Module, str]  # a module and the name of its own parameter
+
+_FLATTENED = "_fsdp_flattened"  # FSDP's attribute of parameters that a unit holds
+_PREFIX = "_fsdp_wrapped_module."
 
 
 def tie_weights(model: nn.Module) -> None:
@@ -78,6 +85,70 @@ def adopt_ties(model: nn.Module, ties: list[list[str]]) -> None:
             chosen[first] = own
             taken.add(id(own))
         module._parameters[own_name] = chosen[first]
+
+
+def trained_ties(model: nn.Module) -> list[list[Place]]:
+    """Return the places of each parameter that has several and is trained."""
+    return [places for places in tied_places(model) if _parameter(places[0]).requires_grad]
+
+
+def check_units(unit: nn.Module, ties: list[list[Place]]) -> None:
+    """Check that the owners of tied weights lie in one unit of FSDP; see [Note: units].
+
+    Args:
+        unit: the outermost unit of FSDP.
+        ties: `trained_ties` of the model before FSDP wrapped it.
+
+    Raises: ValueError naming the owners.
+    """
+    flats = _flat_parameters(unit)
+    unit_of = {
+        (one.module, one.param_name): id(flat)
+        for flat in flats
+        for one in (*flat._param_infos, *flat._shared_param_infos)
+    }
+    for places in ties:
+        if len({unit_of.get(place) for place in places}) > 1:
+            refuse_split(unit, places)
+    own = {id(flat) for flat in flats}
+    for module in unit.modules():
+        for name, one in module._parameters.items():
+            if one is None or id(one) in own or not one.requires_grad or not is_flattened(one):
+                continue
+            if (module, name) not in unit_of:  # a unit that the script made before has flattened it
+                refuse_split(unit, [(module, name)])
+
+
+def is_flattened(parameter: nn.Parameter) -> bool:
+    """Return whether a unit of FSDP holds a parameter; without `use_orig_params` its owners lose it instead."""
+    return bool(getattr(parameter, _FLATTENED, False))
+
+
+def refuse_split(model: nn.Module, places: Sequence[Place]) -> NoReturn:
+    """Raise ValueError that names tied weights in different units of FSDP.
+
+    Args:
+        places: all owners, or one owner whose weight another unit holds.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    owners = [f"{names.get(module, '')}.{name}".replace(_PREFIX, "").lstrip(".") for module, name in places]
+    told = f"{owners[0]} and the weight of another module" if len(owners) == 1 else " and ".join(owners)
+    raise ValueError(
+        f"FSDP: {told} are tied and lie in different units of FSDP, which would train them apart or lose gradients: "
+        "choose an auto_wrap_policy that leaves them in one unit"
+    )
+
+
+def _flat_parameters(unit: nn.Module) -> list[Any]:
+    handles = [getattr(one, "_handle", None) for one in FullyShardedDataParallel.fsdp_modules(unit)]
+    return [handle.flat_param for handle in handles if handle is not None]
+
+
+def _parameter(place: Place) -> nn.Parameter:
+    module, name = place
+    parameter = module._parameters[name]
+    assert parameter is not None
+    return parameter
 
 
 @contextmanager

@@ -24,16 +24,18 @@ class CommunicationHook:
     state: Any
     hook: Hook
 
-    def start(self, bucket: Bucket, flat: torch.Tensor, num_buckets: int) -> Callable[[], torch.Tensor]:
+    def start(self, bucket: Bucket, flat: torch.Tensor, *, index: int, num_buckets: int) -> Callable[[], torch.Tensor]:
         """Call the hook with a bucket; return a function that waits for the means.
 
         Args:
             flat: gradients, not divided by the number of ranks or of microbatches.
+            index: index among the buckets that the hook gets.
+            num_buckets: number of buckets that the hook gets.
 
         Raises: TypeError if the hook returns no future; the returned function raises ValueError if the means have
             another length.
         """
-        future = self.hook(self.state, GradientBucket(bucket, flat, is_last=bucket.index == num_buckets - 1))
+        future = self.hook(self.state, GradientBucket(bucket, flat, index=index, is_last=index == num_buckets - 1))
         if not hasattr(future, "wait"):
             raise TypeError(f"communication hook: returned {type(future).__name__}; expected a torch.futures.Future")
 
@@ -53,14 +55,15 @@ class CommunicationHook:
 class GradientBucket:
     """A bucket as passed to hooks, with the methods of torch's `GradBucket`."""
 
-    def __init__(self, bucket: Bucket, flat: torch.Tensor, *, is_last: bool) -> None:
+    def __init__(self, bucket: Bucket, flat: torch.Tensor, *, index: int, is_last: bool) -> None:
         self._bucket = bucket
         self._flat = flat
+        self._index = index
         self._is_last = is_last
 
     def index(self) -> int:
-        """Return the index among the buckets: bucket 0 is sent first."""
-        return self._bucket.index
+        """Return the index among the buckets that hooks get: bucket 0 is sent first."""
+        return self._index
 
     def buffer(self) -> torch.Tensor:
         """Return the flat gradients of this rank: sums over microbatches, not divided."""
@@ -84,5 +87,5 @@ class GradientBucket:
         return [one.parameter for one in self._bucket.members]
 
     def is_last(self) -> bool:
-        """Return whether it is the last bucket of a reduction."""
+        """Return whether it is the last bucket of a reduction that hooks get."""
         return self._is_last

@@ -222,7 +222,8 @@ class GradientReducer:
     def _started(self, bucket: Bucket, *, is_empty: bool) -> _Sent:
         if self._hook is not None and bucket.num_ranks == self._hooked_ranks:
             flat = bucket.flatten(is_empty=is_empty, divides=False)[: bucket.numel]
-            wait = self._hook.start(bucket, flat, len(self._buckets))
+            hooked = [one.index for one in self._buckets if one.num_ranks == self._hooked_ranks]
+            wait = self._hook.start(bucket, flat, index=hooked.index(bucket.index), num_buckets=len(hooked))
             return lambda: (wait(), None)
         flat = bucket.flatten(is_empty=is_empty)
         work = dist.all_reduce(flat, group=bucket.group, async_op=True)

@@ -1,5 +1,6 @@
 """The function and the options of `smp.step`: by name, and in the documented order."""
 
+import numpy as np
 import pytest
 
 from clary.train.parallel.arguments.step_options import read_options
@@ -51,3 +52,15 @@ def test_other_values_than_names_are_refused_at_once(names: object) -> None:
 def test_other_values_than_axes_by_name_are_refused_at_once(axes: object) -> None:
     with pytest.raises(TypeError, match=r"input_split_axes is .*expected a dict"):
         read_options([[], axes], None, None)
+
+
+def test_axes_may_be_numbers_of_numpy() -> None:
+    _, _, axes = read_options([], None, {"images": np.int64(1), "labels": True})  # type: ignore[dict-item]
+    assert axes == {"images": 1, "labels": 1}
+    assert all(type(axis) is int for axis in axes.values())
+
+
+@pytest.mark.parametrize("axis", [1.0, np.float64(1), None])
+def test_axes_that_are_no_whole_numbers_are_refused(axis: object) -> None:
+    with pytest.raises(TypeError, match=r"input_split_axes is .*expected a dict"):
+        read_options([], None, {"images": axis})  # type: ignore[dict-item]

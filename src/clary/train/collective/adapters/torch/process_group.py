@@ -74,7 +74,8 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
         self._staged_on: SmddpProcessGroup | None = None
         self._on_host: Collectives | None = None
         self._carried: staging.StagedGroup | None = None
-        self._choosing = threading.Lock()
+        self._choosing = threading.Lock()  # held while all ranks agree, which may take as long as the slowest rank
+        self._carrying = threading.Lock()
         _open_groups.add(self)
 
     # Names.
@@ -176,7 +177,7 @@ class SmddpProcessGroup(Collectives, dist.ProcessGroup):
             if self._carried is not None:
                 self._carried.drain_messages()
             return None
-        with self._choosing:
+        with self._carrying:
             if self._carried is None:
                 self._on_host = Collectives(self._core, self._completion, self._own_rank, self._num_ranks)
                 self._on_host._timeout_s = self._timeout_s

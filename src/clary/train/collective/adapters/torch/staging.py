@@ -30,6 +30,7 @@ from clary.train._native.errors import CollectiveTimeout
 from clary.train.collective.adapters.torch import keeping
 from clary.train.collective.adapters.torch.collectives import Collectives
 
+_SENDING, _RECEIVING = ("send",), ("recv", "recv_anysource")
 # PCIe reaches its full rate with much smaller segments; the first and last segments are not overlapped
 SEGMENT_BYTES = 8 << 20
 _log = logging.getLogger(__name__)
@@ -43,6 +44,13 @@ class Streams(Protocol):
         """Begin to copy a tensor of any shape, after the work on the program's stream.
 
         Returns: the copy, and a function that waits for it.
+        """
+
+    def host_space(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
+        """Make host memory for a tensor that will be overwritten.
+
+        Returns: memory of the tensor's shape, without its values, and a function that waits for the work on the
+            program's stream, which may still use the tensor.
         """
 
     def to_device(self, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -76,6 +84,13 @@ class CudaStreams:
             copied = torch.cuda.Event()
             copied.record(self._down)
         return host, copied.synchronize
+
+    def host_space(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
+        """Make pinned memory of a tensor's shape, for values that will replace the tensor's."""
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        used = torch.cuda.Event()
+        used.record(torch.cuda.current_stream(self._device))
+        return host, used.synchronize
 
     def to_device(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Begin to copy pinned memory back into a tensor of the same shape."""
@@ -272,23 +287,29 @@ class StagedGroup:
             raise AttributeError(name)
 
         def staged(*arguments: Any) -> Work:
-            return self._stage(method, arguments, is_alone=name in ("send", "recv", "recv_anysource"))
+            return self._stage(name, method, arguments)
 
         return staged
 
-    def _stage(self, method: Callable[..., Work], arguments: tuple[Any, ...], *, is_alone: bool) -> Work:
-        """Run a method with host copies of all tensors among its arguments; the first argument is its output."""
+    def _stage(self, name: str, method: Callable[..., Work], arguments: tuple[Any, ...]) -> Work:
+        """Run a method with host copies of all tensors among its arguments.
+
+        The first argument is its output, which is copied back unless this rank's call leaves it as it is.
+        """
+        is_alone = name in _SENDING or name in _RECEIVING
+        to_host = self._streams.host_space if name in _RECEIVING else self._streams.to_host
         copies: dict[int, tuple[torch.Tensor, torch.Tensor, Callable[[], None]]] = {}
 
         def on_host(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 if id(value) not in copies:
-                    copies[id(value)] = (value, *self._streams.to_host(value))
+                    copies[id(value)] = (value, *to_host(value))
                 return copies[id(value)][1]
             return [on_host(item) for item in value] if isinstance(value, list) else value
 
         host_arguments = [on_host(arguments[0])]
-        written = list(copies.values())
+        # a copy back of equal values would count as a change in place, after which autograd refuses to go on
+        written = list(copies.values()) if self._writes(name, arguments) else []
         host_arguments += [on_host(argument) for argument in arguments[1:]]
         work = StagedWork(arguments[0], self._streams.make_future())
 
@@ -308,6 +329,14 @@ class StagedGroup:
         else:
             self._collectives.put(lambda: self._finish(work, lambda: end(begin())))
         return work
+
+    def _writes(self, name: str, arguments: tuple[Any, ...]) -> bool:
+        """Whether a call on this rank changes its first argument."""
+        if name == "broadcast":
+            return bool(arguments[1].rootRank != self._host._own_rank)
+        if name == "reduce":
+            return bool(arguments[1].rootRank == self._host._own_rank)
+        return name not in _SENDING
 
     def _post(self, work: StagedWork, begin: Callable[[], Work], end: Callable[[Work], int]) -> None:
         """Hand a message to the core; another thread waits for its end."""

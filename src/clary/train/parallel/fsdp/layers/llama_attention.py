@@ -1,10 +1,17 @@
 """Llama's attention as a module with which scripts replace the model's own attention before `transform`.
 
+[Note: results] Decoder layers of transformers before 4.48 unpack three results, later ones two, and both give the same
+arguments since 4.46. The annotations of their attentions do not tell which, so the decoder layer's byte code is read.
+[Note: masks] For a model without a cache, transformers 4.46 makes masks with one key more than there are, which its own
+attention cuts off.
 Source: SageMaker developer guide, "FlashAttention" of SMP v2; the calls are those of transformers' decoder layers.
 """
 
 from __future__ import annotations
 
+import dis
+import importlib
+import inspect
 from typing import Any
 
 import torch
@@ -15,6 +22,7 @@ from clary.train.parallel.tensor.flash import attend, mask_of_scores
 from clary.train.parallel.tensor.rotary import Rotary
 
 _BASE = 10000.0  # default base of rotary wavelengths
+_DIMENSIONS = 4  # of a mask with rows, heads, queries and keys
 
 
 class LlamaFlashAttention(nn.Module):
@@ -31,6 +39,7 @@ class LlamaFlashAttention(nn.Module):
         if getattr(config, "pretraining_tp", 1) != 1:
             raise ValueError(f"LlamaFlashAttention: config.pretraining_tp is {config.pretraining_tp}; set it to 1")
         self.config, self.layer_idx = config, layer_idx
+        self._num_results = _unpacked_by_model(config)  # None for a config that is not of transformers
         heads = config.num_attention_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         width = (getattr(config, "num_key_value_heads", None) or heads) * self.head_dim
@@ -56,9 +65,10 @@ class LlamaFlashAttention(nn.Module):
 
         Args:
             attention_mask: None or a mask of padding [b, s] for causal attention; else a mask that replaces the causal
-                one, [b, 1, s, s]: floats that are added to the scores, or booleans that are True for visible keys.
+                one, [b, 1, s, s]: floats that are added to the scores, or booleans that are True for visible keys. Keys
+                beyond the s-th are cut off; see [Note: masks].
             position_embeddings: cosines and sines [b, s, d], as newer versions of transformers pass; if None, they are
-                computed from `position_ids`, and a third result is returned.
+                computed from `position_ids`, and a layer of no model of transformers gets a third result.
 
         Raises: ValueError for a mask that does not fit, or features that are not supported: caches, attention
             probabilities, scaled positions.
@@ -74,6 +84,8 @@ class LlamaFlashAttention(nn.Module):
             matrix(hidden_states).view(shape).transpose(1, 2) for matrix in (self.q_proj, self.k_proj, self.v_proj)
         )
         query, key = self._turned(query, key, position_ids, position_embeddings)
+        if attention_mask is not None and attention_mask.dim() == _DIMENSIONS:
+            attention_mask = attention_mask[..., : key.shape[2]]
         mask = mask_of_scores(attention_mask, query, key)
         found = attend(
             query,
@@ -85,7 +97,8 @@ class LlamaFlashAttention(nn.Module):
             dropout_prob=self.attention_dropout if self.training else 0.0,
         )
         output = self.o_proj(found.transpose(1, 2).flatten(2))
-        return (output, None, None) if position_embeddings is None else (output, None)
+        count = self._num_results or (3 if position_embeddings is None else 2)
+        return (output, *[None] * (count - 1))
 
     def _turned(
         self,
@@ -100,7 +113,7 @@ class LlamaFlashAttention(nn.Module):
         if getattr(self.config, "rope_scaling", None):
             raise ValueError(
                 "LlamaFlashAttention: config.rope_scaling is set, and the model gives no "
-                "position_embeddings: use transformers 4.48 or newer, whose models compute them"
+                "position_embeddings: use transformers 4.46 or newer, whose models compute them"
             )
         rotary = Rotary(self.head_dim, float(getattr(self.config, "rope_theta", _BASE)))
         if position_ids is None:
@@ -111,3 +124,28 @@ class LlamaFlashAttention(nn.Module):
 def _turn(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
     first, second = heads.chunk(2, -1)
     return heads * cosines + torch.cat((-second, first), -1) * sines
+
+
+def _unpacked_by_model(config: Any) -> int | None:
+    """Return how many results of an attention the decoder layers of a config's model unpack; see [Note: results].
+
+    Returns: None if the config's class belongs to no module with a decoder layer that has attentions.
+    """
+    for home in (kind.__module__ for kind in type(config).__mro__ if ".configuration_" in kind.__module__):
+        try:
+            models = importlib.import_module(home.replace(".configuration_", ".modeling_"))
+        except ImportError:  # a config without a model of torch
+            continue
+        for name, layer in vars(models).items():
+            if name.endswith("DecoderLayer") and hasattr(layer, "forward"):
+                return _unpacked_in(inspect.unwrap(layer.forward))
+    return None
+
+
+def _unpacked_in(forward: Any) -> int | None:
+    is_behind = False
+    for one in dis.get_instructions(forward):
+        is_behind = is_behind or one.argval == "self_attn"
+        if is_behind and one.opname == "UNPACK_SEQUENCE":
+            return int(one.argval)
+    return None

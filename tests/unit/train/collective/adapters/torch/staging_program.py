@@ -5,7 +5,7 @@ import threading
 import time
 
 import torch
-from torch.distributed import AllreduceOptions, ReduceOp
+from torch.distributed import AllreduceOptions, BroadcastOptions, ReduceOp, ReduceOptions
 
 from clary.train._native.errors import PeerLost
 from clary.train.collective.adapters.torch.devices import Path, Placement, choose_path, decode, encode
@@ -23,11 +23,16 @@ class FakeStreams:
 
     def to_host(self, tensor):
         self.log.append("down")
-        return tensor.clone(), lambda: self.log.append("arrived")
+        return tensor.detach().clone(), lambda: self.log.append("arrived")
+
+    def host_space(self, tensor):
+        self.log.append("space")
+        return torch.full_like(tensor, float("nan"), requires_grad=False), lambda: self.log.append("free")
 
     def to_device(self, source, target):
         self.log.append("up")
-        target.copy_(source)
+        with torch.no_grad():
+            target.copy_(source)
 
     def up_mark(self):
         return lambda: self.log.append("ordered")
@@ -66,6 +71,18 @@ class FakeHost:
             raise self.error
         self.sent.append((tensors[0].item(), dst, tag))
         return SlowWork(self.gate)
+
+    _own_rank = 0
+
+    def broadcast(self, tensors, opts):
+        if opts.rootRank != self._own_rank:
+            tensors[0].fill_(5)
+        return EndedWork(tensors)
+
+    def reduce(self, tensors, opts):
+        if opts.rootRank == self._own_rank:
+            tensors[0].mul_(2)
+        return EndedWork(tensors)
 
     def allreduce(self, tensors, opts):
         assert self.gate.wait(_SOON_S)
@@ -214,6 +231,50 @@ def test_a_receive_that_waits_does_not_hold_up_collectives():
     receive.wait()
     assert received.item() == 7
     assert receive.source_rank() == 1
+    staged.close()
+
+
+def test_a_tensor_that_is_only_sent_is_not_written_and_has_gradients():
+    staged, host, streams = group()
+    weight = torch.tensor([3.0], requires_grad=True)
+    activation = weight.exp()
+    staged.send([activation], 1, 0).wait()
+    assert host.sent == [(activation.item(), 1, 0)]
+    assert "up" not in streams.log
+    assert activation._version == 0
+    activation.backward()
+    assert torch.equal(weight.grad, activation.detach())
+    staged.close()
+
+
+def test_a_receive_takes_room_and_copies_nothing_to_the_host():
+    staged, _, streams = group()
+    received = torch.zeros(2)
+    assert staged.recv([received], 1, 0).result() == [received]
+    staged._messages.drain()
+    staged.recv([received], 1, 0).wait()
+    assert received.tolist() == [7.0, 7.0]
+    assert "down" not in streams.log
+    assert streams.log.count("space") == streams.log.count("free") == streams.log.count("up") == 2
+    staged.close()
+
+
+def test_the_root_of_a_broadcast_and_the_others_of_a_reduction_keep_their_tensors_unwritten():
+    staged, _, streams = group()
+    for operation, options_kind, is_written_at_root in (
+        ("broadcast", BroadcastOptions, False),
+        ("reduce", ReduceOptions, True),
+    ):
+        for root in (0, 1):
+            opts = options_kind()
+            opts.rootRank = root
+            streams.log.clear()
+            tensor = torch.ones(2)
+            getattr(staged, operation)([tensor], opts).wait()
+            is_written = (root == 0) == is_written_at_root
+            assert streams.log.count("up") == int(is_written), (operation, root)
+            assert tensor._version == int(is_written)
+            assert tensor.tolist() == [(5.0 if operation == "broadcast" else 2.0) if is_written else 1.0] * 2
     staged.close()
 
 
