@@ -32,6 +32,7 @@ import sys
 import time
 import urllib.parse
 import zipfile
+from collections.abc import Iterator
 from typing import Any
 
 SILENCE_LIMIT_S = 600.0  # without an answer from the service before this host gives up
@@ -40,6 +41,7 @@ REQUEST_TIMEOUT_S = 60.0
 WAIT_S = 20.0
 PROGRAM_TIMEOUT_S = 15.0  # of munge and nvidia-smi
 _KILLED_S = 2.0  # for a killed program to end
+LOCK_LIMIT_S = 10.0  # for other boots of this node that check the same code
 MAX_BUNDLE_BYTES = 256 * 1024 * 1024
 MAX_ANSWER_BYTES = 1024 * 1024
 COPY_BYTES = 256 * 1024
@@ -218,7 +220,7 @@ def enrol(service: Service, options: argparse.Namespace, own: dict[str, Any], fo
         if status == 202:
             patience.heard()
             with contextlib.suppress(Outdated):  # the next answer names the current bundle
-                _bundle(service, json.loads(data)["bundle"], folder)
+                _bundle(service, json.loads(data)["bundle"], folder, is_final=False)
             question["wait_s"] = WAIT_S
             continue
         if status == 410:
@@ -435,29 +437,44 @@ def _free_port() -> int:
     raise Failed("this node has no free port")
 
 
-def _bundle(service: Service, digest: str, folder: str) -> str:
+def _bundle(service: Service, digest: str, folder: str, *, is_final: bool = True) -> str:
     """Return the folder of the agent's code, with exactly the content of the bundle. Raises: Failed, Outdated.
 
     The bundle is fetched if this node lacks it. The folder outlives hosts, and in plain processes programs have this
     user's rights: what they have changed there must not run with the tokens of the next host. So each boot compares the
-    folder with the archive, which its digest proves: 1,100 files of 9 MB take 0.15 s.
+    folder with the archive, which its digest proves: 1,100 files of 9 MB take 0.15 s. If the folder cannot be made
+    equal to the archive, this host gets a copy of its own.
+
+    Args:
+        service: client of the service.
+        digest: of the bundle.
+        folder: of this host.
+        is_final: whether the code is to run now; otherwise it is only fetched and unpacked, if this node lacks it.
     """
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise Failed(f"the service named no valid digest of a bundle: {digest[:80]!r}")
     place = os.path.join(os.path.dirname(os.path.dirname(folder)), "agent")
     target = os.path.join(place, digest)
+    if not is_final and os.path.isdir(target):
+        return target
     os.makedirs(place, mode=0o700, exist_ok=True)
     data = _kept_archive(target + ".zip", digest)
     if data is None:
         data = _fetched(service, digest)
-        draft = f"{target}.{os.getpid()}.zip"
-        with open(draft, "wb") as file:
-            file.write(data)
-        os.replace(draft, target + ".zip")
+        _keep_archive(data, target)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:  # verified by its digest
-        if not os.path.lexists(target):
-            _unpack(archive, target)
-        changed = _restore(archive, target)
+        try:
+            with _alone(place):
+                if not os.path.lexists(target):
+                    _unpack(archive, target)
+                changed = _restore(archive, target) if is_final else []
+        except OSError as error:
+            print(f"clary boot: {target} can not be restored: {error}; this host unpacks its own", file=sys.stderr)
+            target = os.path.join(folder, "agent", digest)
+            if not os.path.isdir(target):
+                os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+                _unpack(archive, target)
+            return target
     if changed:
         told = ", ".join(sorted(changed)[:5])
         print(
@@ -468,14 +485,50 @@ def _bundle(service: Service, digest: str, folder: str) -> str:
     return target
 
 
+@contextlib.contextmanager
+def _alone(place: str) -> Iterator[None]:
+    """Wait until no other boot of this node changes the folder. Raises: OSError after LOCK_LIMIT_S."""
+    descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        end_s = time.monotonic() + LOCK_LIMIT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end_s:
+                    raise OSError(f"another process has held its lock for {LOCK_LIMIT_S:g} s") from None
+                time.sleep(0.02)
+            except OSError:
+                break  # NFS locks no folders; boots at the same time then repeat a part of each other's work
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _kept_archive(path: str, digest: str) -> bytes | None:
     """Return the archive of an earlier boot; None if it is missing or is not the one of this digest."""
     try:
-        with open(path, "rb") as file:
+        # A program may have put a pipe or a link in its place.
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
             data = file.read(MAX_BUNDLE_BYTES)
     except OSError:
         return None
     return data if hashlib.sha256(data).hexdigest() == digest else None
+
+
+def _keep_archive(data: bytes, target: str) -> None:
+    draft = f"{target}.{os.getpid()}.zip"
+    try:
+        with open(draft, "wb") as file:
+            file.write(data)
+        os.replace(draft, target + ".zip")
+    except OSError as error:  # the next boot fetches it again
+        print(f"clary boot: {target}.zip was not written: {error}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
 
 
 def _fetched(service: Service, digest: str) -> bytes:
@@ -531,17 +584,17 @@ def _restore(archive: zipfile.ZipFile, target: str) -> list[str]:
     for folder, inner, files in os.walk(target, onerror=_raise):
         for name in (*inner, *files):
             path = os.path.join(folder, name)
-            with contextlib.suppress(FileNotFoundError):  # another boot restores the same folder
-                if _is_folder(path):
-                    if path in folders:
-                        continue
-                    shutil.rmtree(path)
-                elif path in wanted and stat.S_ISREG(os.lstat(path).st_mode):
+            if _is_folder(path):
+                if path in folders:
                     continue
-                else:
-                    os.unlink(path)
+                shutil.rmtree(path)
+            elif path in wanted and stat.S_ISREG(os.lstat(path).st_mode):
+                continue
+            else:
+                os.unlink(path)
             inner[:] = [other for other in inner if other != name]
-            changed.append(path)
+            if not _is_bytecode(path):
+                changed.append(path)
     for name, path in members.items():
         content = archive.read(name)
         if _is_same(path, content, is_program=_is_program(name)):
@@ -554,6 +607,11 @@ def _restore(archive: zipfile.ZipFile, target: str) -> list[str]:
         os.replace(draft, path)
         changed.append(path)
     return changed
+
+
+def _is_bytecode(path: str) -> bool:
+    """Whether an interpreter makes such an entry by itself, as that of a program does; it is removed without a word."""
+    return path.endswith((".pyc", "/__pycache__"))
 
 
 def _is_folder(path: str) -> bool:

@@ -359,7 +359,8 @@ class _Connection:
             f"agent of {self._address.host}: {what}: the service answered HTTP {status}:"
             f" {answer[:EXCERPT_CHARACTERS].decode('utf-8', 'backslashreplace')}"
         )
-        details = {"status": status}
+        # The service refuses a Host header that its settings do not know before it looks at the token.
+        details = {"status": status, "is_misdirected": b"MisdirectedRequest" in answer}
         if status == HTTPStatus.GONE:
             return AttemptOver(message, details=details)
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:

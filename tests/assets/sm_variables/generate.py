@@ -86,6 +86,9 @@ def cases():
         "odd-values": job(ODD, one_m5, channels=[TEXT]),
         "nothing": job({}, one_m5),
         "twelve-hosts": job({"a": "1"}, MANY, current="algo-10"),
+        "program-variable": of_request("pt-none", one_m5, environment={"SAGEMAKER_PROGRAM": "other.py"}),
+        "only-program-variable": job({"a": "1"}, one_m5, environment={"SAGEMAKER_PROGRAM": "dir/train.py"}),
+        "empty-program-variable": of_request("pt-none", one_m5, environment={"SAGEMAKER_PROGRAM": ""}),
         "framework-module": job({}, one_m5, environment={"SAGEMAKER_TRAINING_MODULE": "my_framework:main"}),
     }
 

@@ -426,6 +426,18 @@ def test_a_missing_entry_point_is_named_with_the_existing_files(aws):
     assert "other.py" in reason
 
 
+@pytest.mark.parametrize("has_parameter", [False, True])
+def test_the_variable_of_the_program_wins_over_the_hyperparameter(aws, has_parameter):
+    tell = "import json, os; json.dump([{}, dict(os.environ)], open('/opt/ml/model/told.json', 'w'))"
+    files = {"train.py": tell.format("'train'"), "other.py": tell.format("'other'")}
+    request = script_request(aws, unique("variable"), files, Environment={"SAGEMAKER_PROGRAM": "other.py"})
+    if not has_parameter:
+        del request["HyperParameters"]["sagemaker_program"]
+    name, variables = json.loads(model_of(aws, run(aws, request))["told.json"])
+    assert name == "other"
+    assert (variables["SM_USER_ENTRY_POINT"], variables["SM_MODULE_NAME"]) == ("other.py", "other")
+
+
 def test_a_missing_source_archive_is_named(aws):
     request = script_request(aws, unique("no-source"), {"train.py": ""})
     request["HyperParameters"]["sagemaker_submit_directory"] = f'"s3://{BUCKET}/code/never-was/sourcedir.tar.gz"'

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import fcntl
 import hashlib
 import http.client
 import io
@@ -213,7 +214,6 @@ def tree_of(code):
     [
         write_anew,
         add_module,
-        add_bytecode,
         link_a_file,
         link_a_folder,
         link_all,
@@ -241,6 +241,84 @@ def test_what_a_program_has_changed_in_the_unpacked_bundle_is_not_run_by_the_nex
     assert capsys.readouterr().err == ""
     left = {path.name for path in code.parent.iterdir()} - {"evil", "evil.py"}
     assert left == {digest, f"{digest}.zip"}
+
+
+def test_bytecode_that_an_interpreter_left_is_removed_without_a_word(tmp_path, capsys):
+    data = archive(**BUNDLE)
+    digest = hashlib.sha256(data).hexdigest()
+    host = tmp_path / "hosts" / "one"
+    host.mkdir(parents=True)
+    code = Path(boot._bundle(FakeService(200, data), digest, str(host)))
+    add_bytecode(code)
+    boot._bundle(FakeService(200, data), digest, str(host))
+    assert tree_of(code) == BUNDLE
+    assert capsys.readouterr().err == ""
+
+
+def hold_the_lock(code):
+    descriptor = os.open(code.parent, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def refuse_changes(code):
+    """As a folder without the right to write does for any user but root."""
+    raise PermissionError(13, "Permission denied", str(code))
+
+
+@pytest.mark.parametrize("trouble", ["lock", "refusal"])
+def test_a_folder_that_cannot_be_restored_costs_a_copy_and_stops_no_host(tmp_path, monkeypatch, capsys, trouble):
+    data = archive(**BUNDLE)
+    digest = hashlib.sha256(data).hexdigest()
+    host = tmp_path / "hosts" / "one"
+    host.mkdir(parents=True)
+    service = FakeService(200, data)
+    code = Path(boot._bundle(service, digest, str(host)))
+    write_anew(code)
+    monkeypatch.setattr(boot, "LOCK_LIMIT_S", 0.1)
+    descriptor = hold_the_lock(code) if trouble == "lock" else None
+    if trouble == "refusal":
+        monkeypatch.setattr(boot, "_restore", lambda archive, target: refuse_changes(target))
+    try:
+        for _ in range(2):
+            own = Path(boot._bundle(service, digest, str(host)))
+            assert own == host / "agent" / digest
+            assert tree_of(own) == BUNDLE
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+    assert f"{code} can not be restored" in capsys.readouterr().err
+    assert len(service.asked) == 1
+
+
+def test_a_pipe_in_place_of_the_kept_archive_stops_no_boot(tmp_path):
+    data = archive(**BUNDLE)
+    digest = hashlib.sha256(data).hexdigest()
+    host = tmp_path / "hosts" / "one"
+    host.mkdir(parents=True)
+    service = FakeService(200, data)
+    code = Path(boot._bundle(service, digest, str(host)))
+    kept = code.parent / f"{digest}.zip"
+    kept.unlink()
+    os.mkfifo(kept)
+    assert boot._bundle(service, digest, str(host)) == str(code)
+    assert kept.read_bytes() == data
+    assert len(service.asked) == 2
+
+
+def test_before_the_gang_is_complete_the_code_is_only_unpacked(tmp_path):
+    data = archive(**BUNDLE)
+    digest = hashlib.sha256(data).hexdigest()
+    host = tmp_path / "hosts" / "one"
+    host.mkdir(parents=True)
+    service = FakeService(200, data)
+    code = Path(boot._bundle(service, digest, str(host), is_final=False))
+    write_anew(code)
+    changed = tree_of(code)
+    assert boot._bundle(service, digest, str(host), is_final=False) == str(code)
+    assert tree_of(code) == changed
+    boot._bundle(service, digest, str(host))
+    assert tree_of(code) == BUNDLE
 
 
 @pytest.mark.parametrize("content", [b"", b"evil", archive(**{"clary/__init__.py": "evil"})])

@@ -16,5 +16,6 @@ clone              a copy of an environment that shares its files
 package_index      the package indexes that pip is configured for on this machine
 compilation        variables of jobs that compile models, and the name of their compiled code
 compiled_code      compiled code, kept between jobs
+sdk_drivers        notes on things that the SDKs' drivers will miss on a host
 stop_notice        the notice of a stop, for the program
 """

@@ -47,7 +47,7 @@ class ObjectSource(Protocol):
 class CodeFacts:
     """Result of `prepare_code`."""
 
-    entry_point: EntryPoint | None  # None: the hyperparameters name no program
+    entry_point: EntryPoint | None  # None: the job names no program whose code it gives
     folder: Path  # folder of the code, as the agent sees it
     requirements_file: Path | None = None  # requirements file, if entry points of this kind install it
     package_folder: Path | None = None  # folder with a setup.py to install
@@ -77,11 +77,13 @@ def prepare_code(plan: LaunchPlan, store: ObjectSource, tree: MlTree) -> CodeFac
         message lists the names in it), and for a source that is missing or hostile; ObjectStoreError from S3.
     """
     started_s = time.monotonic()
-    program = None if plan.command is not None else hps.platform_text(plan.hyperparameters, hps.PROGRAM)
+    program = plan.program
     source = _source(plan)
     tree.code.mkdir(parents=True, exist_ok=True)
     if source is not None:
         _fetch(source, store, plan=plan, tree=tree)
+    if program is not None and source is None and program.named_by != hps.PROGRAM:
+        program = None  # the image's own `train` reads the variable, and may bring the program
     if program is None:
         return CodeFacts(entry_point=None, folder=tree.code, seconds=time.monotonic() - started_s)
     entry_point = _find_entry_point(program, source, tree.code)
@@ -164,20 +166,21 @@ def _copy_folder(source: Folder, target: Path) -> None:
         copy_tree(source, folder)
 
 
-def _find_entry_point(program: str, source: str | None, folder: Path) -> EntryPoint:
-    problem = name_problem(program)
+def _find_entry_point(program: hps.NamedProgram, source: str | None, folder: Path) -> EntryPoint:
+    problem = name_problem(program.name)
     if problem is not None:
-        raise AgentError(f"{hps.PROGRAM}: {problem}.", fault=Fault.USER)
-    kind = entry_kind(program, has_setup=(folder / "setup.py").is_file())
-    entry_point = EntryPoint(name=program, kind=kind)
-    path = folder / program
+        raise AgentError(f"{program.named_by}: {problem}.", fault=Fault.USER)
+    kind = entry_kind(program.name, has_setup=(folder / "setup.py").is_file())
+    entry_point = EntryPoint(name=program.name, kind=kind)
+    path = folder / program.name
     if kind is EntryKind.PACKAGE and not path.exists():
         return entry_point  # a module that the package installs
     if not path.exists():
         raise AgentError(_missing(program, source, folder), fault=Fault.USER)
-    _require_inside(path, folder, what=f"{hps.PROGRAM}:")
+    _require_inside(path, folder, what=f"{program.named_by}:")
     if path.is_dir():
-        raise AgentError(f"{hps.PROGRAM}: {program!r} is a folder; name the file that starts it.", fault=Fault.USER)
+        words = f"{program.named_by}: {program.name!r} is a folder; name the file that starts it."
+        raise AgentError(words, fault=Fault.USER)
     if kind is EntryKind.COMMAND:
         path.chmod(_COMMAND_MODE)
     return entry_point
@@ -195,10 +198,10 @@ def _require_inside(path: Path, folder: Path, *, what: str) -> None:
         )
 
 
-def _missing(program: str, source: str | None, folder: Path) -> str:
+def _missing(program: hps.NamedProgram, source: str | None, folder: Path) -> str:
     if source is None:
         return (
-            f"{hps.PROGRAM} names {program!r}, but {hps.SUBMIT_DIRECTORY} is not set, so there is no code. "
+            f"{program.named_by} names {program.name!r}, but {hps.SUBMIT_DIRECTORY} is not set, so there is no code. "
             "Set source_dir or entry_point of the estimator."
         )
     names: list[str] = []
@@ -211,6 +214,6 @@ def _missing(program: str, source: str | None, folder: Path) -> str:
     more = " and more" if len(names) > _LISTED_NAMES else ""
     content = f"it holds {listed}{more}" if names else "it is empty"
     return (
-        f"{hps.PROGRAM} names {program!r}, which is not in {source}: {content}. "
+        f"{program.named_by} names {program.name!r}, which is not in {source}: {content}. "
         "Give entry_point relative to source_dir."
     )

@@ -51,6 +51,7 @@ RESERVED = frozenset(
         "CLARY_STOP_NOTICE",
         "CLARY_STOP_GRACE_S",
         "CLARY_COLLECTIVE_SECRET",
+        "CLARY_HOST_GPUS",
         "AWS_ACCESS_KEY_ID",
         "AWS_SECRET_ACCESS_KEY",
         "AWS_ENDPOINT_URL",
@@ -108,7 +109,7 @@ def program_variables(
     Args:
         inside: `/opt/ml` in the program's view.
         python: interpreter of the prepared environment.
-        shims_folder: folder put before the environment's own programs in PATH.
+        shims_folder: folders put before the environment's own programs in PATH, separated by colons.
         machine: the agent's environment, from which the names in `INHERITED`, `PIP_*`, `UV_*` and PATH are copied.
         brings_wandb_key: whether the code includes a key of Weights & Biases.
     """
@@ -175,6 +176,7 @@ def service_variables(
         "CLARY_STOP_NOTICE": str(stop_notice_path(inside)),
         "CLARY_STOP_GRACE_S": f"{plan.stop_grace_s:g}",
         "CLARY_COLLECTIVE_SECRET": collective_secret(plan),
+        "CLARY_HOST_GPUS": ",".join(map(str, host.resources.gpu_indices)),  # for the launchers' nvidia-smi
         "AWS_ENDPOINT_URL": endpoint.url,
         "S3_ENDPOINT_URL": endpoint.url,  # the toolkit passes this variable to its S3 client
         "AWS_ACCESS_KEY_ID": endpoint.credentials.access_key_id,
@@ -314,8 +316,11 @@ def _training_env(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str,
     distribution_groups = _distribution_groups(plan, host)
     distribution_hosts = [name for group in groups if group in distribution_groups for name in groups[group]["hosts"]]
     master = (distribution_hosts or resources["hosts"])[0]
-    program = platform.get(hps.PROGRAM)
-    module = str(program)  # "None" if there is no program, as in the toolkit
+    image_and_user = {**plan.environment.variables, **plan.user_environment}
+    # An empty variable hides the hyperparameter from module_name only, as in the toolkit.
+    told = image_and_user.get(hps.PROGRAM_VARIABLE)
+    program = told or platform.get(hps.PROGRAM)
+    module = str(platform.get(hps.PROGRAM)) if told is None else told  # "None" without a program
     parameters = plan.user_environment.get("SM_HP_MP_PARAMETERS")
     return {
         "additional_framework_parameters": hps.framework_parameters(plan.hyperparameters),
@@ -370,7 +375,7 @@ def _v3_values(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, An
         "SM_MASTER_ADDR": plan.host(names[0]).address if is_shared_machine else _MASTER_NAME_OF_V3,
         "SM_MASTER_PORT": plan.network.master_port,
         "SM_SOURCE_DIR": str(inside.code),
-        "SM_ENTRY_SCRIPT": hps.platform_text(plan.hyperparameters, hps.PROGRAM) or "",
+        "SM_ENTRY_SCRIPT": "" if plan.program is None else plan.program.name,
     }
     for name, value in hps.user_values(plan.hyperparameters).items():
         values[f"SM_HP_{name.replace('-', '_').upper()}"] = value

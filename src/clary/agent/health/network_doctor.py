@@ -77,7 +77,7 @@ class NetworkDoctor:
         self._ports: PortReading | None = None
         # -S: without site-packages, where users may have installed packages
         self._process = subprocess.Popen(
-            [sys.executable, "-S", "-m", "clary.agent.health.network_program", str(os.getpid())],
+            [sys.executable, "-S", "-B", "-m", "clary.agent.health.network_program", str(os.getpid())],
             env={"PYTHONPATH": str(Path(clary.__file__).parent.parent)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

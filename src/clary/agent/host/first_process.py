@@ -103,7 +103,7 @@ class FirstProcess:
         try:
             # -S: no site-packages, which would cost start-up time.
             self._init = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-X", "utf8", "-c", _START, str(remote), sources],
+                [sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", _START, str(remote), sources],
                 stdin=standard_input,
                 stdout=self._errors,
                 stderr=self._errors,

@@ -31,6 +31,6 @@ def look_ahead() -> None:
 def _look() -> None:
     sources = str(Path(clary.__file__).parents[1])
     try:
-        run_limited([sys.executable, "-I", "-S", "-c", _START, sources], limit_s=_LIMIT_S)
+        run_limited([sys.executable, "-I", "-S", "-B", "-c", _START, sources], limit_s=_LIMIT_S)
     except (OSError, RunTooLong):
         return  # then hosts scan by themselves

@@ -24,7 +24,7 @@ def why_no_overlay(folder: Path) -> str | None:
     sources = str(Path(clary.__file__).parents[1])
     with tempfile.TemporaryDirectory(prefix="overlay-", dir=folder) as place:
         try:
-            done = run_limited([sys.executable, "-I", "-S", "-c", _START, sources, place], limit_s=_LIMIT_S)
+            done = run_limited([sys.executable, "-I", "-S", "-B", "-c", _START, sources, place], limit_s=_LIMIT_S)
         except RunTooLong:
             return f"trying it out took longer than {_LIMIT_S:g} s"
     if done.code == 0:

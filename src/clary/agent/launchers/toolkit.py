@@ -1,6 +1,6 @@
 """The image's own `train`: containers whose ENTRYPOINT takes that argument, and AWS's sagemaker-training toolkit.
 
-Where: used if the hyperparameters name no program (a container of the user's own), or if the job's Environment has
+Where: used if the job names no program whose code it gives (a container of the user's own), or if its Environment has
 CLARY_LAUNCHER=toolkit. In both cases PATH must have a `train`.
 Source: SageMaker developer guide: `docker run IMAGE train`.
 """
@@ -25,7 +25,7 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
     Raises: AgentError if the environment has no `train`.
     """
     if context.train_program is None:
-        raise no_program_error()
+        raise no_program_error(context.plan)
     process = context.process((context.train_program,))
     kept = {name: value for name, value in process.environment.items() if not name.startswith("SM_")}
     if not context.is_isolated:

@@ -55,7 +55,7 @@ class GpuWatch:
         """Begin a query if it is due, and take the answer of one that has ended; return new trouble as a sentence.
 
         A late tool is killed, but not waited for: if the driver hangs, it ends when the driver answers again. Until
-        then no other is started, and the GPUs of the last answer stay.
+        then no other is started, and the GPUs of the last answer stay; without one there are none.
         """
         now_s = time.monotonic()
         if self._tool is not None:
@@ -65,6 +65,8 @@ class GpuWatch:
             elif not self._is_killed and now_s - self._started_s > LIMIT_S:
                 self._tool.kill()
                 self._is_killed = True
+                if self._uuids is None:
+                    self._uuids = ()  # a driver that hangs from the beginning offers nothing until it answers
                 return f"nvidia-smi (process {self._tool.pid}) has not answered for {LIMIT_S:g} s: the driver hangs"
         if self._tool is None and now_s - self._started_s > self._interval_s:
             self._started_s, self._is_killed, self._interval_s = now_s, False, INTERVAL_S

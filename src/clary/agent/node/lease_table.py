@@ -347,14 +347,14 @@ class LeaseTable:
                 self._gone[lease] = f"{self._config.name} has no record of it"
             return lease in self._gone
         try:
-            end, keeper, boot = files.read_end(), files.read_keeper(), files.read_boot()
+            if files.read_end() is not None:
+                self._ending_since.pop(lease, None)
+                return True
+            keeper, boot = files.read_keeper(), files.read_boot()
         except OSError:
             if not self._troubles.is_lasting(lease):
                 raise
             return self._end_unread(lease)
-        if end is not None:
-            self._ending_since.pop(lease, None)
-            return True
         if record.boot_id != self._boot_id:
             self._write_end(lease, f"{self._config.name} was started again")
             return True

@@ -129,7 +129,8 @@ class Heartbeat(Worker):
 
     def _note_refusal(self, error: ServiceUnreachable | ServiceRefused) -> None:
         """Note since when the service does nothing but refuse the token."""
-        if not isinstance(error, ServiceRefused) or error.details.get("status") != _FORBIDDEN:
+        is_token = error.details.get("status") == _FORBIDDEN and not error.details.get("is_misdirected")
+        if not isinstance(error, ServiceRefused) or not is_token:
             self._disowned_at_s = None
         elif self._disowned_at_s is None:
             self._disowned_at_s = time.monotonic()

@@ -145,6 +145,7 @@ def read_distribution(hyperparameters: Mapping[str, str]) -> Distribution:
 def refusals(
     hyperparameters: Mapping[str, str],
     *,
+    environment: Mapping[str, str] | None = None,
     has_command: bool = False,
     instance_groups: Sequence[str] | None = None,
 ) -> tuple[str, ...]:
@@ -152,6 +153,7 @@ def refusals(
 
     Args:
         hyperparameters: as the request gave them.
+        environment: the request's Environment, which may name the program; None: it is empty.
         has_command: whether ContainerEntrypoint names the program; hyperparameters then choose no launcher.
         instance_groups: names of the job's groups; None: unknown and not checked.
     """
@@ -178,7 +180,7 @@ def refusals(
         reasons.append(XLA_REFUSAL)
     reasons += [f"custom_mpi_options: {problem}" for problem in distribution.mpi_options.problems]
     reasons += _value_refusals(hyperparameters, distribution, instance_groups)
-    reasons += _program_refusals(hyperparameters, distribution)
+    reasons += _program_refusals(hps.named_program(hyperparameters, environment or {}), distribution)
     reasons += _source_refusals(hyperparameters)
     return tuple(reasons)
 
@@ -196,6 +198,7 @@ def warnings(
     hyperparameters: Mapping[str, str],
     *,
     num_hosts: int,
+    environment: Mapping[str, str] | None = None,
     image: str = "",
     has_command: bool = False,
     instance_types: Sequence[str] = (),
@@ -205,6 +208,7 @@ def warnings(
     Args:
         hyperparameters: hyperparameters of the request, as text.
         num_hosts: number of hosts of the job.
+        environment: the request's Environment, which may name another program; None: it is empty.
         image: URI of the image, which may name TensorFlow or PyTorch.
         has_command: whether the container has a command of its own, to which distribution does not apply.
         instance_types: instance types of the request; a type with EFA causes a warning.
@@ -212,6 +216,7 @@ def warnings(
     found = _model_warnings(hyperparameters, image)
     if has_command:
         return tuple(found)
+    found += _program_warnings(hyperparameters, environment or {})
     distribution = read_distribution(hyperparameters)
     if distribution.kind is DistributionKind.PLAIN and hps.model_parallel_parameters(hyperparameters) is not None:
         found.append(
@@ -237,6 +242,17 @@ def warnings(
             "and no FI_* variable is set"
         )
     return tuple(found)
+
+
+def _program_warnings(hyperparameters: Mapping[str, str], environment: Mapping[str, str]) -> list[str]:
+    """Return a warning if two places name different programs."""
+    program = hps.named_program(hyperparameters, environment)
+    other = hps.platform_text(hyperparameters, hps.PROGRAM)
+    if program is None or other is None or other == program.name:
+        return []
+    return [
+        f"{program.named_by} is {program.name!r} and wins over hyperparameter {hps.PROGRAM} {other!r}, as on SageMaker"
+    ]
 
 
 def _model_warnings(hyperparameters: Mapping[str, str], image: str) -> list[str]:
@@ -302,14 +318,15 @@ def _source_refusals(hyperparameters: Mapping[str, str]) -> list[str]:
     return [] if problem is None else [problem]
 
 
-def _program_refusals(hyperparameters: Mapping[str, str], distribution: Distribution) -> list[str]:
-    program = hps.platform_text(hyperparameters, hps.PROGRAM)
+def _program_refusals(program: hps.NamedProgram | None, distribution: Distribution) -> list[str]:
     if program is None:
         return []
-    problem = name_problem(program)
+    problem = name_problem(program.name)
     if problem is not None:
-        return [f"{hps.PROGRAM}: {problem}"]
+        return [f"{program.named_by}: {problem}"]
     is_torchrun = distribution.kind is DistributionKind.TORCH_DISTRIBUTED
-    if is_torchrun and entry_kind(program, has_setup=False) is not EntryKind.SCRIPT:
-        return [f"{hps.PROGRAM}: torch_distributed starts Python scripts only, got {program!r}; give a .py file"]
+    if is_torchrun and entry_kind(program.name, has_setup=False) is not EntryKind.SCRIPT:
+        return [
+            f"{program.named_by}: torch_distributed starts Python scripts only, got {program.name!r}; give a .py file"
+        ]
     return []

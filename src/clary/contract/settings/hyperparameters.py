@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 PLATFORM_PREFIX = "sagemaker_"
 
 PROGRAM = "sagemaker_program"
+PROGRAM_VARIABLE = "SAGEMAKER_PROGRAM"  # variable of a request or an image; AWS's toolkit prefers it to PROGRAM
 SUBMIT_DIRECTORY = "sagemaker_submit_directory"
 REGION = "sagemaker_region"
 JOB_NAME = "sagemaker_job_name"
@@ -51,6 +53,14 @@ TOOLKIT_KEYS = frozenset(
         "_tuning_objective_metric",
     }
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedProgram:
+    """The entry point that a job names, and where it names it."""
+
+    name: str
+    named_by: str  # PROGRAM, or "Environment's SAGEMAKER_PROGRAM"
 
 
 def parse_value(text: str) -> Any:
@@ -88,6 +98,20 @@ def platform_text(hyperparameters: Mapping[str, str], name: str) -> str | None:
         return None
     value = parse_value(hyperparameters[name])
     return None if value is None or value == "" else str(value)
+
+
+def named_program(hyperparameters: Mapping[str, str], environment: Mapping[str, str]) -> NamedProgram | None:
+    """Return the entry point: Environment's SAGEMAKER_PROGRAM, verbatim, else the hyperparameter; None without both.
+
+    Args:
+        hyperparameters: of the request, as text.
+        environment: variables of the request, and of the image if they are known.
+    Source: sagemaker-training 5.1.4, `environment.Environment.__init__`, which ignores an empty variable, too.
+    """
+    if variable := environment.get(PROGRAM_VARIABLE):
+        return NamedProgram(name=variable, named_by=f"Environment's {PROGRAM_VARIABLE}")
+    name = platform_text(hyperparameters, PROGRAM)
+    return None if name is None else NamedProgram(name=name, named_by=PROGRAM)
 
 
 def is_enabled(hyperparameters: Mapping[str, str], name: str) -> bool:

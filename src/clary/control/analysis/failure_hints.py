@@ -62,6 +62,16 @@ def _missing_module(found: re.Match[str], channels: Sequence[str]) -> str:
     )
 
 
+def _missing_pip(found: re.Match[str], channels: Sequence[str]) -> str:
+    """Return advice on pip itself, which installs requirements and so cannot be one."""
+    del channels
+    python = found[1] or "INTERPRETER"
+    return (
+        "The environment that the program runs in has no pip: run `clary environments add` again if that made it, else "
+        f"uv pip install --python {python} pip."
+    )
+
+
 def _missing_channel(found: re.Match[str], channels: Sequence[str]) -> str:
     wanted = next(part for part in found.groups() if part)
     name = wanted.lower() if "SM_CHANNEL_" in found[0] else wanted
@@ -104,6 +114,7 @@ def _no_command(found: re.Match[str], channels: Sequence[str]) -> str:
 
 
 _HINTS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str], Sequence[str]], str]], ...] = (
+    (re.compile(r"(?:(/\S+): )?No module named '?pip\b(?!\.)"), _missing_pip),
     (re.compile(r"No module named '?([\w.]+)"), _missing_module),
     (re.compile(r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError"), _gpu_memory),
     (re.compile(r"\bOutOfMemory\b|MemoryError|[Cc]annot allocate memory|bad_alloc"), _host_memory),

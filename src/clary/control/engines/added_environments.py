@@ -133,6 +133,8 @@ def add_environment(
         standing = {one.name: one for one in added_environments(home)}.get(name)
         if standing is not None and standing.requirements == requirements:
             say(f"{folder} stands already")
+            if not has_pip(folder):
+                _add_pip(folder, uv, variables, say)
             return standing
         (folder / _MARKER).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
@@ -140,18 +142,21 @@ def add_environment(
         python = _python_of_pyenv(wanted.python, variables) or wanted.python
         _run([*make, *(["--python", python] if python else []), str(folder)], variables, say, hint=_no_python(wanted))
         backend = ["--torch-backend", torch_backend] if torch_backend else []
-        # uv reads the owner's uv.toml here, as in installations of jobs; it runs in `/`, where no project lies.
-        install = [uv, "pip", "install", "--python", str(folder / "bin" / "python"), *backend]
-        install += [
-            "--compile-bytecode"
-        ]  # programs of jobs cannot write bytecode there: each would compile all its imports
         try:
-            _run([*install, *requirements], variables, say, hint=_OTHER_INDEX if torch_backend else "")
+            command = [*_install(uv, folder), *backend, *requirements]
+            _run(command, variables, say, hint=_OTHER_INDEX if torch_backend else "")
+            if not has_pip(folder):
+                _add_pip(folder, uv, variables, say)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         _write_marker(folder, requirements)
     return AddedEnvironment(name=name, python=str(folder / "bin/python"), requirements=requirements, folder=folder)
+
+
+def has_pip(folder: Path) -> bool:
+    """Whether an environment has pip, as AWS's images do: drivers of the SDKs install a job's requirements by it."""
+    return any(folder.glob("lib/python*/site-packages/pip/__main__.py"))
 
 
 def remove_environment(home: Path, name: str) -> None:
@@ -166,6 +171,35 @@ def remove_environment(home: Path, name: str) -> None:
     (known[name].folder / _MARKER).unlink(missing_ok=True)  # first: an incomplete folder is not an environment
     shutil.rmtree(known[name].folder)
     (home / FOLDER / f".{name}.lock").unlink(missing_ok=True)
+
+
+def _install(uv: str, folder: Path) -> list[str]:
+    """Return uv's command that installs into an environment, to be continued by requirements.
+
+    uv reads the owner's uv.toml, as in installations of jobs; it runs in `/`, where no project lies. Programs of jobs
+    cannot write bytecode into the environment: without it each would compile all its imports.
+    """
+    return [uv, "pip", "install", "--python", str(folder / "bin" / "python"), "--compile-bytecode"]
+
+
+def _add_pip(folder: Path, uv: str, variables: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Put pip into an environment: the index's, else the one that Python brings; without both, say so."""
+    try:
+        _run([*_install(uv, folder), "pip"], variables, say)
+        return
+    except EngineError as error:
+        say(f"the package index gives no pip: {_last_line(error)}")
+    try:
+        _run([str(folder / "bin" / "python"), "-I", "-m", "ensurepip", "--default-pip"], variables, say)
+    except EngineError as error:
+        say(
+            f"{folder.name} has no pip, because Python brings none either: {_last_line(error)}. Jobs of SDK v3's "
+            "ModelTrainer and @remote(dependencies=...) fail in it; run this again once an index has pip"
+        )
+
+
+def _last_line(error: EngineError) -> str:
+    return error.message.strip().splitlines()[-1].strip().rstrip(".")
 
 
 def _python_of_pyenv(version: str, variables: Mapping[str, str]) -> str:

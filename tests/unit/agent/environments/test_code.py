@@ -10,7 +10,7 @@ import pytest
 
 from clary.agent.environments.code import code_channel, prepare_code
 from clary.base.errors import AgentError, Fault
-from clary.contract.launch_plan import Channel
+from clary.contract.launch_plan import Channel, Environment
 from clary.contract.ml_tree import MlTree
 from clary.contract.settings.entry_points import EntryKind
 from clary.testing.launch_plans import make_plan
@@ -80,6 +80,41 @@ def test_code_from_a_folder_of_a_channel(tmp_path: Path, scheme: str) -> None:
     assert os.access(tree.code / "run.sh", os.X_OK)
     assert facts.requirements_file is None
     assert "as on SageMaker" in facts.notes[0]
+
+
+def test_the_variable_names_the_program_and_wins_over_the_hyperparameter(tmp_path: Path) -> None:
+    store = FakeStore({"b/k": archive({"train.py": "", "other.py": "", "run.sh": ""})})
+    told = {"SAGEMAKER_PROGRAM": "other.py"}
+    for program in (None, "train.py"):
+        plan = plan_of(program, "s3://b/k", user_environment=told)
+        assert prepare_code(plan, store, MlTree(tmp_path)).entry_point.name == "other.py"
+    image = Environment(name="e", python="/env/bin/python", image="i", variables={"SAGEMAKER_PROGRAM": "run.sh"})
+    plan = plan_of(None, "s3://b/k", environment=image)
+    assert prepare_code(plan, store, MlTree(tmp_path)).entry_point.name == "run.sh"
+    plan = plan_of(None, "s3://b/k", environment=image, user_environment=told)
+    assert prepare_code(plan, store, MlTree(tmp_path)).entry_point.name == "other.py"
+
+
+def test_an_empty_variable_names_no_program_and_a_command_needs_none(tmp_path: Path) -> None:
+    store = FakeStore({"b/k": archive({"train.py": ""})})
+    plan = plan_of("train.py", "s3://b/k", user_environment={"SAGEMAKER_PROGRAM": ""})
+    assert prepare_code(plan, store, MlTree(tmp_path)).entry_point.name == "train.py"
+    plan = plan_of(None, None, user_environment={"SAGEMAKER_PROGRAM": "../x.py"}, command=("sh", "run.sh"))
+    assert prepare_code(plan, store, MlTree(tmp_path)).entry_point is None
+
+
+@pytest.mark.parametrize(("program", "words"), [("absent.py", "names 'absent.py'"), ("../t.py", ": the entry point")])
+def test_errors_say_that_the_variable_names_the_program(tmp_path: Path, program: str, words: str) -> None:
+    store = FakeStore({"b/k": archive({"train.py": ""})})
+    plan = plan_of("train.py", "s3://b/k", user_environment={"SAGEMAKER_PROGRAM": program})
+    with pytest.raises(AgentError, match=f"Environment's SAGEMAKER_PROGRAM ?{words}") as info:
+        prepare_code(plan, store, MlTree(tmp_path))
+    assert info.value.fault is Fault.USER
+
+
+def test_a_variable_without_code_is_left_to_the_images_own_program(tmp_path: Path) -> None:
+    plan = plan_of(None, None, user_environment={"SAGEMAKER_PROGRAM": "train.py"})
+    assert prepare_code(plan, FakeStore(), MlTree(tmp_path)).entry_point is None
 
 
 def test_folder_with_setup_py_is_a_package(tmp_path: Path) -> None:

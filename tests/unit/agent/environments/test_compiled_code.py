@@ -10,6 +10,7 @@ import pytest
 
 from clary.agent.environments import compiled_code
 from clary.agent.environments.compiled_code import CACHE_FOLDER, CompiledCode
+from clary.agent.host import kernel
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.ml_tree import MlTree
 from clary.testing.launch_plans import make_plan
@@ -231,3 +232,59 @@ def test_another_user_of_the_machine_neither_reads_nor_writes_kept_code() -> Non
             lambda: (cache / CACHE_FOLDER / ".lock").unlink(),
         )
         assert [as_stranger(attempt) for attempt in attempts] == [1] * len(attempts)
+
+
+def test_a_file_gets_its_name_in_the_cache_only_after_its_content_is_on_the_disk(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named_when_flushed: list[list[str]] = []
+
+    def kept() -> list[str]:
+        return sorted(path.name for path in cache.glob(f"{CACHE_FOLDER}/[0-9a-f]*/**/*") if path.is_file())
+
+    monkeypatch.setattr(kernel, "flush_file_system", lambda folder: named_when_flushed.append(kept()))
+    first = Job(tmp_path / "1", plan_in(cache))
+    first.write("ab/kernel.so")
+    assert first.compiled.keep() == ()
+    assert (named_when_flushed, kept()) == ([[]], ["kernel.so"])
+    second = Job(tmp_path / "2", plan_in(cache))
+    assert second.compiled.keep() == ()
+    assert len(named_when_flushed) == 1, "nothing is new, and nothing is flushed"
+    second.write("cd/more.so")
+    second.compiled.keep()
+    assert (named_when_flushed[1:], kept()) == ([["kernel.so"]], ["kernel.so", "more.so"])
+
+
+def test_files_that_cannot_be_forced_to_the_disk_are_not_kept(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(folder: str) -> None:
+        raise OSError(5, "Input/output error", folder)
+
+    first = Job(tmp_path / "1", plan_in(cache))
+    first.write("ab/kernel.so")
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel, "flush_file_system", broken)
+        (told,) = first.compiled.keep()
+    assert "Input/output error" in told
+    second = Job(tmp_path / "2", plan_in(cache))
+    assert second.files() == set()
+    second.write("cd/more.so")
+    assert second.compiled.keep() == ()
+    assert Job(tmp_path / "3", plan_in(cache)).files() == {"cd/more.so"}
+
+
+def test_files_that_a_power_cut_has_emptied_are_not_used_and_are_replaced(tmp_path: Path, cache: Path) -> None:
+    first = Job(tmp_path / "1", plan_in(cache))
+    first.write("ab/kernel.so")
+    first.write("cd/more.so")
+    first.compiled.keep()
+    (emptied,) = cache.glob(f"{CACHE_FOLDER}/*/ab/kernel.so")
+    os.truncate(emptied, 0)
+    second = Job(tmp_path / "2", plan_in(cache))
+    assert second.files() == {"cd/more.so"}
+    assert "1 files" in second.compiled.summaries[0]
+    second.write("ab/kernel.so", "compiled again")
+    second.compiled.keep()
+    third = Job(tmp_path / "3", plan_in(cache))
+    assert (third.folder / "ab/kernel.so").read_text() == "compiled again"

@@ -128,12 +128,13 @@ def test_a_tool_that_may_not_be_run_is_no_driver(world):
     assert world.await_end() == ()
 
 
-def test_a_driver_that_hangs_from_the_beginning_has_unknown_gpus(world):
+def test_a_driver_that_hangs_from_the_beginning_offers_no_gpus_until_it_answers(world):
     world.write("exec sleep 60")
     world.watch.look()
     world.advance(LIMIT_S + 1)
-    assert "the driver hangs" in world.watch.look()
     assert world.watch.uuids is None
+    assert "the driver hangs" in world.watch.look()
+    assert world.watch.uuids == ()
     world.write(ANSWER)
     assert world.await_end() == ("GPU-1", "GPU-2")
 

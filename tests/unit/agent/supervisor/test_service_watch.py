@@ -122,6 +122,12 @@ def test_a_host_whose_token_is_refused_for_minutes_is_given_up_long_before_an_ab
     assert overs[0].startswith("the service has refused this agent's token for ")
 
 
+def test_a_service_that_refuses_the_name_by_which_it_is_asked_may_be_mended_meanwhile() -> None:
+    misdirected = ServiceRefused("403: refused", details={"status": 403, "is_misdirected": True})
+    _, overs = run(FakeTalk(*[misdirected] * 1000), disowned_timeout_s=0.05, orphan_timeout_s=0.5)
+    assert [words.partition(" for ")[0] for words in overs] == ["the service has been away"]
+
+
 @pytest.mark.parametrize("other", [SILENCE, DEFECT, RECEIPT, refusal(503), refusal(404)])
 def test_a_token_that_is_refused_now_and_then_keeps_its_host(
     other: Exception | ReportReceipt, monkeypatch: pytest.MonkeyPatch

@@ -103,6 +103,25 @@ def test_invalid_distributions_are_refused_by_name(hyperparameters: dict[str, st
     assert len([reason for reason in reasons if words in reason]) == 1
 
 
+def test_the_variable_of_the_program_is_refused_by_its_own_name() -> None:
+    torchrun = {"sagemaker_torch_distributed_enabled": "true", "sagemaker_program": '"train.py"'}
+    (reason,) = refusals(torchrun, environment={"SAGEMAKER_PROGRAM": "run.sh"})
+    assert reason.startswith("Environment's SAGEMAKER_PROGRAM: torch_distributed starts Python scripts only")
+    (reason,) = refusals({}, environment={"SAGEMAKER_PROGRAM": "/bin/sh"})
+    assert reason.startswith("Environment's SAGEMAKER_PROGRAM: the entry point '/bin/sh' is an absolute path")
+    assert refusals({}, environment={"SAGEMAKER_PROGRAM": "/bin/sh"}, has_command=True) == ()
+    assert refusals({"sagemaker_program": "../train.py"}, environment={"SAGEMAKER_PROGRAM": "train.py"}) == ()
+
+
+def test_a_variable_that_hides_another_program_is_warned_of() -> None:
+    told = {"SAGEMAKER_PROGRAM": "other.py"}
+    (warning,) = warnings({"sagemaker_program": '"train.py"'}, num_hosts=1, environment=told)
+    assert "SAGEMAKER_PROGRAM is 'other.py' and wins over hyperparameter sagemaker_program 'train.py'" in warning
+    assert warnings({"sagemaker_program": '"train.py"'}, num_hosts=1, environment=told, has_command=True) == ()
+    assert warnings({"sagemaker_program": "other.py"}, num_hosts=1, environment=told) == ()
+    assert warnings({}, num_hosts=1, environment=told) == ()
+
+
 def test_hyperparameters_choose_nothing_where_a_command_runs() -> None:
     assert refusals({"sagemaker_pytorch_xla_multi_worker_enabled": "true"}, has_command=True) == ()
     assert refusals({"x": '"\\u0000"'}, has_command=True)

@@ -40,6 +40,10 @@ def test_lines_without_a_whole_traceback_have_none(lines):
     ("words", "part"),
     [
         ("ModuleNotFoundError: No module named 'tokenizer_kit'", "add tokenizer_kit to requirements.txt"),
+        ("/env/bin/python3: No module named pip", "uv pip install --python /env/bin/python3 pip."),
+        ("No module named pip", "uv pip install --python INTERPRETER pip."),
+        ("ModuleNotFoundError: No module named 'pip'", "run `clary environments add` again"),
+        ("ModuleNotFoundError: No module named 'pipeline'", "add pipeline to requirements.txt"),
         ("ModuleNotFoundError: No module named 'sklearn.linear_model'", "add scikit-learn to requirements.txt"),
         ("train.py: error: unrecognized arguments: --lr 0.1 --epochs 3", "does not know lr, epochs"),
         ("KeyError: 'SM_CHANNEL_VALIDATION'", "no input channel validation (it has train)"),

@@ -1,6 +1,8 @@
 """Environments that match an image, made by the real uv from small packages of these tests."""
 
 import os
+import shutil
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -11,6 +13,7 @@ from clary.base.errors import EngineError
 from clary.control.engines.added_environments import (
     add_environment,
     added_environments,
+    has_pip,
     parse_wish,
     remove_environment,
     requirements_of,
@@ -23,10 +26,10 @@ UV = str(Path(sys.executable).with_name("uv"))
 HERE = f"py{sys.version_info[0]}{sys.version_info[1]}"
 
 
-def write_wheel(folder, name, version):
+def write_wheel(folder, name, version, *, module=None):
     base = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{name}.py", "")
+        wheel.writestr(module or f"{name}.py", "")
         wheel.writestr(f"{base}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
         wheel.writestr(
             f"{base}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -36,9 +39,10 @@ def write_wheel(folder, name, version):
 
 @pytest.fixture
 def add(tmp_path):
-    """Return a function that adds an environment with packages from a folder: torch, transformers and numpy."""
+    """Return a function that adds an environment with packages from a folder: torch, transformers, numpy and pip."""
     for name, version in (("torch", "2.8.1"), ("transformers", "4.49.0"), ("numpy", "2.0.0")):
         write_wheel(tmp_path, name, version)
+    write_wheel(tmp_path, "pip", "99.1", module="pip/__main__.py")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
     (tmp_path / "index").mkdir()
     index = (tmp_path / "index").as_uri()  # an empty index: no package comes from elsewhere
@@ -94,6 +98,35 @@ def test_an_added_environment_stands_for_images_of_its_versions(add, tmp_path):
     assert added_environments(home) == ()
     with pytest.raises(EngineError, match="there are: none"):
         remove_environment(home, made.name)
+
+
+def test_an_added_environment_has_pip_as_images_have(add, tmp_path):
+    add(f"pytorch:2.8-{HERE}")
+    (made,) = added_environments(tmp_path / "home")
+    assert has_pip(made.folder)
+    assert made.requirements == ("torch==2.8.*", "numpy")
+    # an environment of an older release, without pip
+    shutil.rmtree(next(made.folder.glob("lib/python*/site-packages/pip")))
+    shutil.rmtree(next(made.folder.glob("lib/python*/site-packages/pip-99.1.dist-info")))
+    inode = made.folder.stat().st_ino
+    assert add(f"pytorch:2.8-{HERE}")[0] == f"{made.folder} stands already"
+    assert has_pip(made.folder)
+    assert made.folder.stat().st_ino == inode
+
+
+def test_pip_comes_from_python_if_the_index_has_none_and_its_absence_is_told(add, tmp_path):
+    (tmp_path / "pip-99.1-py3-none-any.whl").unlink()
+    said = add(f"pytorch:2.8-{HERE}")
+    (made,) = added_environments(tmp_path / "home")
+    assert "the package index gives no pip: " in "\n".join(said)
+    ran = subprocess.run([made.folder / "bin" / "pip", "--version"], capture_output=True, text=True, check=True)
+    assert str(made.folder) in ran.stdout
+    shutil.rmtree(next(made.folder.glob("lib/python*/site-packages/pip")))
+    (made.folder / "bin" / "python").unlink()  # then no Python brings one either
+    (made.folder / "bin" / "python").write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
+    (made.folder / "bin" / "python").chmod(0o755)
+    said = add(f"pytorch:2.8-{HERE}")
+    assert said[-1].startswith(f"{made.name} has no pip, because Python brings none either: broken. Jobs of SDK v3's")
 
 
 def test_modules_are_compiled_at_installation(add, tmp_path):
