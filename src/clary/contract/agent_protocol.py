@@ -221,6 +221,7 @@ class HostFacts:
     failure_file: str | None = None  # content of /opt/ml/output/failure, at most 1024 characters
     staged: tuple[StagedPart, ...] = ()
     uploaded: tuple[str, ...] = ()  # URIs of final objects written by this host
+    results_are_empty: bool = False  # whether no final object holds a file: nothing is lost with them
     notes: tuple[str, ...] = ()  # warnings of this host, which `describe` shows
     standstill: str = ""  # signs that the program hangs; empty while it makes progress
     checkpoints: CheckpointFacts | None = None  # None for a job without CheckpointConfig
@@ -229,6 +230,8 @@ class HostFacts:
     awaits_rendezvous: bool = False  # whether some of the program's expected connections to the master port are missing
     rendezvous_at: datetime | None = None  # when these connections were complete; None if not seen or not watched
     notice: CapacityNotice | None = None  # the first notice
+    could_not_upload: bool = False  # whether its upload has failed in a way that is not certain to happen again
+    num_unsent_lines: int = 0  # lines of a released host that the service has not taken; its spool may have them
 
 
 @dataclass(frozen=True, kw_only=True)

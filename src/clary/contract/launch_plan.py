@@ -14,6 +14,7 @@ from clary.base.mapped_users import MappedUsers
 from clary.base.string_enum import StrEnum
 from clary.contract.health import HealthAction
 from clary.contract.job_rules import MirrorPlan, RulePlan
+from clary.contract.settings.hyperparameters import NamedProgram, named_program
 
 
 class Isolation(StrEnum):
@@ -180,7 +181,7 @@ class LaunchPlan:
     network: NetworkPlan
     isolation: Isolation
     environment: Environment
-    command: tuple[str, ...] | None  # ContainerEntrypoint + ContainerArguments; None: hyperparameters name the program
+    command: tuple[str, ...] | None  # ContainerEntrypoint + ContainerArguments; None: the job names a `program`
     hyperparameters: Mapping[str, str]
     user_environment: Mapping[str, str]
     channels: tuple[Channel, ...]
@@ -215,6 +216,7 @@ class LaunchPlan:
     network_checked_for: str = ""  # previous job on these hosts, if their links were ok; links are not checked again
     health_action: HealthAction = HealthAction.WARN  # consequence of a sick host before the program starts
     stop_grace_s: float = 120.0  # from SIGTERM to SIGKILL
+    upload_timeout_s: float = 3600.0  # time for results to reach the object store, as the service counts it
     notice_grace_s: float = 0.0  # from the engine's SIGTERM to its SIGKILL; 0: the engine does not signal agents
     engine_signals_all: bool = False  # whether the engine's SIGTERM goes to every process of a host, also to programs
     network_isolation: bool = False  # EnableNetworkIsolation
@@ -222,6 +224,13 @@ class LaunchPlan:
     visible_folders: tuple[str, ...] = ()  # further folders of the machine that programs see
     prepare_order: int = 0  # number of the order to prepare, which agents get with the plan: they wait for later ones
     warnings: tuple[str, ...] = ()  # shown in the first log lines of algo-1 and by `clary describe`
+
+    @property
+    def program(self) -> NamedProgram | None:
+        """The entry point that the job or its image names; None for a command and for a job without a name."""
+        if self.command is not None:
+            return None
+        return named_program(self.hyperparameters, {**self.environment.variables, **self.user_environment})
 
     def host(self, name: str) -> HostPlan:
         """Return the host called `name`. Raises: KeyError if the job has no such host."""

@@ -220,7 +220,7 @@ class Settings:
     max_restarts: int = _setting(
         3,
         "how often a job with a CheckpointConfig and without a RetryStrategy is tried again after a fault of the "
-        "infrastructure, such as a lost host",
+        "infrastructure, such as a lost host, also while results are uploaded",
         least=0,
         most=100,
     )
@@ -266,7 +266,12 @@ class Settings:
         "fault of the infrastructure, so that it is tried again",
         pattern="warn|replace",
     )
-    upload_timeout_s: float = _setting(3600.0, "time for results to reach the object store", least=1)
+    upload_timeout_s: float = _setting(
+        3600.0,
+        "time for results to reach the object store; agents repeat an upload that the store does not answer until "
+        "then, and time without a service does not count",
+        least=1,
+    )
     checkpoint_interval_s: float = _setting(
         5.0, "time between checks of a job's checkpoint folder; each check stores the changes", least=0.2
     )

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,7 @@ class ControlPlane:
         clock: FakeClock | None = None,
         engine: FakeEngine | None = None,
         settings: Settings | None = None,
+        last_alive_at: datetime | None = None,
     ) -> AsyncIterator[ControlPlane]:
         """Open a state folder; a second `open` restarts the service, with the hosts that the engine still has.
 
@@ -188,6 +190,7 @@ class ControlPlane:
             clock: None makes a new clock.
             engine: None makes an engine without hosts.
             settings: None uses the defaults.
+            last_alive_at: last sign of life of the service before this one, as its lease shows it.
         """
         clock = clock or FakeClock()
         store = await Store.open(f"sqlite:///{home / 'clary.db'}")
@@ -200,7 +203,7 @@ class ControlPlane:
                 engine=engine or FakeEngine(),
                 settings=settings or Settings(home=str(home)),
             )
-            await plane.hub.load()
+            await plane.hub.load(last_alive_at=last_alive_at)
             yield plane
             await plane.services.log_queries.close()
         finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -53,13 +53,16 @@ class FakeEngine:
         hosts = tuple(replace(host, address=f"10.0.0.{host.index + 1}") for host in plan.hosts)
         return replace(plan, hosts=hosts, network=NetworkPlan(), work_folder=f"/fake/{plan.job_name}/{plan.attempt}")
 
-    async def start_agents(self, plan: LaunchPlan) -> None:
-        """Mark every agent as alive."""
+    async def start_agents(self, plan: LaunchPlan, *, heard: Collection[str] = ()) -> None:
+        """Mark every agent as alive, except ended ones of heard hosts."""
         key = _key(plan.job_name, plan.attempt)
         self.started.append(key)
         _raise_next(self.start_errors)
         self._pools[key] = _pool_key(plan)
-        self._alive[_pool_key(plan)] = {host.name: True for host in plan.hosts}
+        before = self._alive.get(_pool_key(plan), {})
+        self._alive[_pool_key(plan)] = {
+            host.name: host.name not in heard or before.get(host.name, False) for host in plan.hosts
+        }
 
     async def hosts(self, plan: LaunchPlan) -> Mapping[str, HostState]:
         """Return host name -> whether its agent lives, and the test's `cut_off_hosts`."""
@@ -113,6 +116,10 @@ class FakeEngine:
     async def leftovers(self) -> list[str]:
         """Return an empty list."""
         return []
+
+    def alive(self, job_name: str, *, attempt: int = 1) -> Mapping[str, bool]:
+        """Return host name -> whether its agent lives, for an attempt that this engine has started."""
+        return dict(self._alive[self._pools[_key(job_name, attempt)]])
 
     def end_agent(self, job_name: str, host: str, *, attempt: int = 1) -> None:
         """Mark an agent of an attempt as ended.

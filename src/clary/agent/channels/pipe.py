@@ -52,6 +52,7 @@ class PipeFeeder:
     Args:
         host_index: index of this host among the hosts that get the channel, from 0.
         num_hosts: number of those hosts.
+        finder: store in which `start` finds the objects; None: `store`.
         on_failure: called once, from the feeding thread, with the error that ended the feeding.
     """
 
@@ -63,10 +64,12 @@ class PipeFeeder:
         tree: MlTree,
         host_index: int,
         num_hosts: int,
+        finder: ObjectStore | None = None,
         on_failure: Callable[[ClaryError], None] | None = None,
     ) -> None:
         self._channel = channel
         self._store = store
+        self._finder = finder if finder is not None else store
         self._tree = tree
         self._folder: Folder | None = None  # folder of the pipes, open from `start` to `stop`
         self._host_index = host_index
@@ -84,7 +87,7 @@ class PipeFeeder:
         Raises: AgentError, ObjectStoreError as `select_objects`; OSError if the pipe cannot be made; then the feeding
             has not begun.
         """
-        self._selection = select_objects(self._channel, store=self._store)
+        self._selection = select_objects(self._channel, store=self._finder)
         place = channel_folder(self._channel, self._tree).parent.relative_to(self._tree.root)
         with Folder.at(self._tree.root, create=True) as root:
             self._folder = root.folder(str(place), create=True)

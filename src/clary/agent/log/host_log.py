@@ -127,12 +127,30 @@ class HostLog:
             took_s = time.monotonic() - began_s
             self._on_note(f"the service did not take the last log lines of this host within {took_s:.0f} s")
 
-    def close(self, timeout_s: float) -> bool:
-        """End the threads and remove the spool; return whether the threads ended in time."""
+    def send_last(self, timeout_s: float, *, give_up: Callable[[], bool]) -> int:
+        """Wait until the service has stored all lines, for `timeout_s` at most; return how many it has not stored.
+
+        Args:
+            timeout_s: longest wait, whether the service answers or not.
+            give_up: called several times per second; True ends the wait.
+        """
+        self._flush()
+        self._shipper.wait_sent(self._spool.end_sequence, timeout_s, is_vain=give_up)
+        return self._shipper.num_unsent
+
+    def close(self, timeout_s: float, *, keeps_unsent: bool = False) -> bool:
+        """End the threads and remove the spool; return whether the threads ended in time.
+
+        Args:
+            timeout_s: longest wait for the threads.
+            keeps_unsent: whether a spool with unsent lines stays, for a service on this machine.
+        """
         has_flushed = self._buffer.close(timeout_s)
         has_stopped = self._shipper.close(timeout_s)
-        self._spool.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        keeps_files = keeps_unsent and self._shipper.num_unsent > 0
+        self._spool.close(keeps_files=keeps_files)
+        if not keeps_files:
+            shutil.rmtree(self._folder, ignore_errors=True)
         return has_flushed and has_stopped
 
     def _flush(self) -> None:

@@ -98,11 +98,16 @@ class Segment:
                     self.path.unlink()
         self.path = path
 
-    def remove(self) -> None:
-        """Close and delete the file."""
+    def close(self) -> None:
+        """Close the file and keep it."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+    def remove(self) -> None:
+        """Close and delete the file."""
+        if self._descriptor is not None:
+            self.close()
             self.path.unlink(missing_ok=True)
 
     def _bytes_at(self, offset: int, count: int) -> bytes:

@@ -72,6 +72,11 @@ class LogShipper(Sender):
         self._on_problem = on_problem
         self._next_tick_s = time.monotonic() + TICK_S
 
+    @property
+    def num_unsent(self) -> int:
+        """Number of lines that the service has not stored."""
+        return max(0, self._spool.end_sequence - self._batches.first)
+
     def drain(self, timeout_s: float, *, give_up: Callable[[], bool] = lambda: False, most_s: float = math.inf) -> bool:
         """Wait until every line appended so far is stored; return whether all are.
 

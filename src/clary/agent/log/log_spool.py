@@ -218,12 +218,16 @@ class LogSpool:
                     break
                 self._remove(self._segments.pop(0))
 
-    def close(self) -> None:
-        """Remove all files; later lines are dropped."""
+    def close(self, *, keeps_files: bool = False) -> None:
+        """Remove all files, or keep them for a reader after the agent's end; later lines are dropped."""
         with self._changed:
             self._is_closed = True
             while self._segments:
-                self._remove(self._segments.pop())
+                segment = self._segments.pop()
+                if keeps_files:
+                    segment.close()
+                else:
+                    self._remove(segment)
             self._changed.notify_all()
 
     def _tell_loss(self, *, is_last: bool) -> None:

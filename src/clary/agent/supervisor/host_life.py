@@ -9,6 +9,9 @@ Where: `supervisor` calls it from its single thread with orders and with events 
 Both EXITED and DONE can make the job terminal, so each is entered only after the service has stored every log line, or
 after the wait for it was given up. The steps from an order to stop until EXITED have limits (`contract.stop_limits`),
 because the service counts a host as lost that exceeds their sum.
+
+An object store that does not answer is asked again until the results are stored. The wait ends with the attempt: the
+service ends it after `upload_timeout_s`, and an agent that no service answers leaves after a day (`service_watch`).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from clary.agent.checkpoints.outcomes import Flushed, Listeners
@@ -31,7 +35,7 @@ from clary.agent.supervisor.program_end import end_of
 from clary.agent.supervisor.program_watch import ProgramWatch, exit_in_words
 from clary.agent.supervisor.steps import Uploaded
 from clary.agent.supervisor.surroundings import Surroundings
-from clary.base.errors import ClaryError, ContractError
+from clary.base.errors import ClaryError, ContractError, ObjectStoreError
 from clary.base.plain import from_plain
 from clary.contract.agent_protocol import (
     FAILURE_GRACE_S,
@@ -49,6 +53,10 @@ from clary.contract.stop_limits import LAST_FILES_S, LAST_ROWS_S
 
 BEFORE_EXIT = (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
 _JOIN_S = 5.0
+# Between uploads that the object store did not answer, each of which has tried every request for about half a minute.
+_FIRST_UPLOAD_PAUSE_S = 2.0
+_LONGEST_UPLOAD_PAUSE_S = 60.0
+_LINES_SHARE = 0.5  # of the upload's remaining time, for the last log lines
 
 logger = logging.getLogger(__name__)
 
@@ -69,12 +77,15 @@ class HostLife:
             around.steps,
             on_timing=around.board.add_timing,
             on_done=lambda error: self._post(lambda: self._on_prepared(error)),
+            on_wait=lambda sentence: self._post(lambda: self._add_notes([sentence])),
             beside={"health": self._health.check} if self._health.is_wanted else {},
         )
         self._is_run_ordered = self._is_stopped = self._are_companions_prepared = False
         self._began_at_s = time.monotonic()
         self._watch: ProgramWatch | None = None
         self._upload: threading.Thread | None = None
+        self._upload_began_s = 0.0  # monotonic time
+        self._is_ending = threading.Event()  # set when every step is aborted
         self.companions = ProgramCompanions(
             plan,
             host=host,
@@ -159,6 +170,7 @@ class HostLife:
 
     def end_everything(self) -> None:
         """Kill the program and abort every step at once; a second call does nothing."""
+        self._is_ending.set()
         watch, self._watch = self._watch, None
         self.companions.abort()
         self._health.abort()
@@ -360,29 +372,58 @@ class HostLife:
         self._health.abort()  # every host's program has ended
         self._board.enter(HostPhase.UPLOADING)
         omits = arguments.get(OMITS_EMPTY_MODEL) is True
+        self._upload_began_s = time.monotonic()
         self._upload = threading.Thread(target=self._run_upload, args=(role, staged, omits), name="upload", daemon=True)
         self._upload.start()
 
     def _run_upload(self, role: UploadRole, staged: Sequence[StagedPart], omits_empty_model: bool) -> None:
-        started_s = time.monotonic()
+        outcome: Uploaded | Exception
         try:
-            outcome: Uploaded | Exception = self._steps.upload(role, staged, omits_empty_model=omits_empty_model)
+            outcome = self._upload_until_answered(role, staged, omits_empty_model)
         except Exception as error:  # noqa: BLE001 - boundary: agent supervisor; told in its thread
             outcome = error
         notes = self.companions.debugging.finish()
         self._post(lambda: self._add_notes(notes))
-        self._board.add_timing("upload", time.monotonic() - started_s)
+        self._board.add_timing("upload", time.monotonic() - self._upload_began_s)
         self._post(lambda: self._on_uploaded(outcome))
+
+    def _upload_until_answered(
+        self, role: UploadRole, staged: Sequence[StagedPart], omits_empty_model: bool
+    ) -> Uploaded:
+        """Upload, and begin again while the object store does not answer; a repeated upload gives the same objects."""
+        pause_s, is_told = _FIRST_UPLOAD_PAUSE_S, False
+        while True:
+            try:
+                return self._steps.upload(role, staged, omits_empty_model=omits_empty_model)
+            except ObjectStoreError as error:
+                if not error.retryable or self._is_ending.is_set():
+                    raise
+                logger.warning("the upload is tried again in %g s: %s", pause_s, error)
+                if not is_told:
+                    is_told = True
+                    sentence = (
+                        "results could not be uploaded yet; they are kept, and the upload is tried again for "
+                        f"{self._plan.upload_timeout_s:.0f} s in all (setting upload_timeout_s): {error.message}"
+                    )
+                    self._post(partial(self._add_notes, [sentence]))
+                if self._is_ending.wait(pause_s):
+                    raise
+            pause_s = min(2 * pause_s, _LONGEST_UPLOAD_PAUSE_S)
 
     def _on_uploaded(self, outcome: Uploaded | Exception) -> None:
         if self._board.phase is not HostPhase.UPLOADING:
             return
         self._add_notes(self._steps.notes)
         if isinstance(outcome, Uploaded):
-            changes: dict[str, Any] = {"staged": outcome.staged, "uploaded": outcome.uris}
+            changes: dict[str, Any] = {
+                "staged": outcome.staged,
+                "uploaded": outcome.uris,
+                "results_are_empty": outcome.is_empty,
+            }
             if outcome.uris:
                 took_s = self._board.facts.timings_s["upload"]
                 self._log.say(f"results uploaded in {took_s:.2f} s: {', '.join(outcome.uris)}")
+            self._board.tell(**changes)  # before the wait for log lines: the results stand whatever happens to the host
         else:
             if not is_expected(outcome):
                 logger.error("unexpected error while uploading", exc_info=outcome)
@@ -391,8 +432,9 @@ class HostLife:
             self._log.say(sentence)
             self._board.add_note(sentence)
             # The first cause stays the reported cause: results missing after a failed program are only noted.
-            changes = {"failure": self._board.facts.failure or failure}
-        self._drain(UPLOAD_ROWS_S)
+            changes = {"failure": self._board.facts.failure or failure, "could_not_upload": failure.retryable}
+        left_s = max(0.0, self._plan.upload_timeout_s - (time.monotonic() - self._upload_began_s))
+        self._drain(UPLOAD_ROWS_S, most_s=_LINES_SHARE * left_s)
         self._board.enter(HostPhase.DONE, **changes)
 
     def _drain(self, last_rows_s: float, *, most_s: float = math.inf) -> None:

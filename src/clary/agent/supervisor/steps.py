@@ -39,6 +39,7 @@ class Uploaded:
 
     staged: tuple[StagedPart, ...] = ()
     uris: tuple[str, ...] = ()
+    is_empty: bool = False  # whether it is known that the objects hold no file
 
 
 class RunningProgram(WatchedProgram, Protocol):

@@ -37,7 +37,7 @@ from clary.contract.agent_protocol import (
     ReportReceipt,
 )
 from clary.contract.launch_plan import LaunchPlan
-from clary.contract.stop_limits import LAST_LINES_S, LINES_WITHOUT_PROGRESS_S
+from clary.contract.stop_limits import LAST_LINES_S, LINES_WITHOUT_PROGRESS_S, RELEASE_LINES_S
 
 SPOOL_FOLDER = "log-spool"  # below the host's folder
 EXIT_RELEASED = 0  # also after the service has reported the end of the attempt
@@ -60,6 +60,7 @@ class Limits:
     after_stop_s: float = AFTER_STOP_S  # after a notice without a kill, from the program's end to the agent's exit
     drain_s: float = LINES_WITHOUT_PROGRESS_S  # without progress of log lines while the service answers
     drain_most_s: float = LAST_LINES_S  # for log lines after the program's end, while the service answers
+    release_lines_s: float = RELEASE_LINES_S
     last_report_s: float = 2.0
     join_s: float = 6.0  # longer than any request in flight
 
@@ -231,8 +232,10 @@ class Supervisor:
         life, log = self._life, self._log
         if life is not None:
             life.end_everything()
+        is_released = self._exit_code == EXIT_RELEASED and not self._is_over
         if not self._is_over:
-            if self._exit_code == EXIT_RELEASED:
+            if is_released:
+                self._send_last_lines()
                 self._board.enter(HostPhase.RELEASED)
             elif life is None and self._notice.has_begun:
                 self._give_notice()
@@ -243,7 +246,7 @@ class Supervisor:
         if life is not None:
             stopped.append(life.close())
         if log is not None:
-            stopped.append(log.close(self._limits.join_s))
+            stopped.append(log.close(self._limits.join_s, keeps_unsent=is_released))
         if all(stopped):
             self._service.close()
         else:
@@ -251,6 +254,15 @@ class Supervisor:
             self._exit_code = EXIT_FAILED  # the process must end: no other attempt may run while the thread runs
         if self._log_handler is not None:
             close_agent_log(self._log_handler)
+
+    def _send_last_lines(self) -> None:
+        """Send the log lines that earlier waits have left; the report of the release has the number of the others."""
+        if self._log is None:
+            return
+        num_unsent = self._log.send_last(self._limits.release_lines_s, give_up=self._is_vain)
+        if num_unsent:
+            logger.warning("%d log lines are not sent: the host is released", num_unsent)
+            self._board.note(num_unsent_lines=num_unsent)
 
     def _is_vain(self) -> bool:
         """Whether waiting for the service is useless."""

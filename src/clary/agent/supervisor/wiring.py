@@ -27,6 +27,7 @@ from clary.agent.environments.compiled_code import CompiledCode
 from clary.agent.environments.config_files import channels_of, errors_folder, inside_tree, run_folder, write_tree
 from clary.agent.environments.installation import InstallationWorld
 from clary.agent.environments.requirements import PreparedEnvironment, prepare_environment
+from clary.agent.environments.sdk_drivers import driver_notes
 from clary.agent.environments.stop_notice import write_stop_notice
 from clary.agent.environments.train_library import PACKAGE_FOLDER, library_folder, write_train_library
 from clary.agent.environments.variables import POOL_CACHE_FOLDER, pool_cache, program_variables, service_variables
@@ -38,7 +39,7 @@ from clary.agent.host.mounts.own_disk import OwnDisk
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.agent.host.ssh_access import prepare_ssh, why_no_ssh
-from clary.agent.launchers import SHIMS_BIN_FOLDER, LaunchContext, make_context, select
+from clary.agent.launchers import LaunchContext, make_context, select, shims_path
 from clary.agent.metrics.memory_watch import watch_memory
 from clary.agent.rules.rule_processes import RuleWorld
 from clary.agent.rules.rule_world import make_rule_world
@@ -63,7 +64,10 @@ JOBS_FOLDER = "jobs"  # below the service's home
 _FAILURE_CHARACTERS = 1024
 _LONGEST_CHARACTER_BYTES = 4
 _CLOSE_S = 5.0
-_STORE_ATTEMPTS = 8  # the retries span 18 to 36 seconds: a restarted object store is back by then
+# The retries span 18 to 36 seconds: a restarted object store is back by then. The supervisor repeats whole fetches and
+# uploads. A pipe cannot be fed again from its beginning: its retries span three to six minutes.
+_STORE_ATTEMPTS = 8
+_FEED_ATTEMPTS = 40
 WANDB_SECRETS = "secrets.env"  # next to the code, named by `wandb.sagemaker_auth`
 _SECRETS_BYTES = 64 * 1024
 _ASK_LIMIT_S = 20.0
@@ -107,6 +111,7 @@ class HostSteps:
         self._stopping = threading.Event()
         self._lock = threading.Lock()  # guards the fields that several steps use at the same time
         self._store: ObjectStore | None = None
+        self._feed_store: ObjectStore | None = None  # for pipes
         self._closers: list[threading.Thread] = []
         self._notes: list[str] = []
         self._code: CodeFacts | None = None
@@ -279,7 +284,7 @@ class HostSteps:
             self._host,
             inside,
             python=python,
-            shims_folder=SHIMS_BIN_FOLDER,
+            shims_folder=shims_path(self._host.resources.gpu_indices),
             machine=os.environ,
             brings_wandb_key=self._brings_wandb_key(),
         )
@@ -296,6 +301,7 @@ class HostSteps:
         launcher = select(context)
         processes = tuple(launcher.build(context))
         self._note(launcher.notes(context))
+        self._note(driver_notes(self._plan, self._host, self._tree, python=python, path=variables["PATH"]))
         ssh = self._ssh(variables.get("HOME")) if launcher.uses_ssh else ()
         sandbox = self._sandbox((*self._binds(self._environment), *ssh))
         if sandbox.isolation is Isolation.NAMESPACES and (reason := why_not_visible(processes, sandbox)):
@@ -382,14 +388,15 @@ class HostSteps:
             omits_empty_model=omits_empty_model,
         )
         self._note(facts.notes)
-        return Uploaded(staged=facts.staged, uris=facts.uploaded)
+        return Uploaded(staged=facts.staged, uris=facts.uploaded, is_empty=facts.is_empty)
 
     def abort(self) -> None:
         """Abort a running step: installations end, requests to the object store fail."""
         self._stopping.set()
         with self._lock:
-            store, self._store = self._store, None
-        if store is not None:
+            stores = [store for store in (self._store, self._feed_store) if store is not None]
+            self._store = self._feed_store = None
+        for store in stores:
             # `close` would wait for a connection that is being opened, and an abort must return at once.
             closer = threading.Thread(target=store.close, name="object-store-closing", daemon=True)
             closer.start()
@@ -414,11 +421,21 @@ class HostSteps:
 
     def _open_store(self) -> ObjectStore:
         with self._lock:
-            if self._stopping.is_set():
-                raise AgentError(f"{self._host.name} has aborted its current step")
+            self._require_no_abort()
             if self._store is None:
                 self._store = ObjectStore(self._plan.object_store, attempts=_STORE_ATTEMPTS)
             return self._store
+
+    def _require_no_abort(self) -> None:
+        if self._stopping.is_set():
+            raise AgentError(f"{self._host.name} has aborted its current step")
+
+    def _open_feed_store(self) -> ObjectStore:
+        with self._lock:
+            self._require_no_abort()
+            if self._feed_store is None:
+                self._feed_store = ObjectStore(self._plan.object_store, attempts=_FEED_ATTEMPTS)
+            return self._feed_store
 
     def _note(self, sentences: Sequence[str]) -> None:
         with self._lock:
@@ -446,7 +463,12 @@ class HostSteps:
                 if channel.input_mode is InputMode.PIPE and channel.s3_uri is not None:
                     index, number = self._share(channel)
                     feeder = PipeFeeder(
-                        channel, store=self._open_store(), tree=self._tree, host_index=index, num_hosts=number
+                        channel,
+                        store=self._open_feed_store(),
+                        finder=self._open_store(),
+                        tree=self._tree,
+                        host_index=index,
+                        num_hosts=number,
                     )
                     feeder.start()
                     feeders.append(feeder)

@@ -2,7 +2,8 @@
 
 Where: `transitions` calls these. All hosts are stopped at once. They are released when no process runs on any of them.
 When the engine has ended them, or keeps them in the job's pool, the attempt is recorded as past and the job waits in
-the queue again.
+the queue again. A host that is lost, or fails to reach the object store, while results are uploaded leads to a retry,
+too, as long as no final object has been reported: staged results belong to one attempt.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def reclaim(job: TrainingJob, event: events.Reclaimed, now: datetime) -> Trainin
 def retry(job: TrainingJob, now: datetime) -> TrainingJob:
     """Return a failed job with its attempt ended for a retry; the unchanged job if it is not retried now."""
     is_over = not any(record.facts.phase.may_run for record in job.hosts.values())
-    if job.end_cause is not EndCause.FAILURE or not is_over or host_orders.is_uploading(job):
+    if job.end_cause is not EndCause.FAILURE or not is_over or not _may_lose_results(job):
         return job
     decision = retries.decide(job)
     if not decision.is_retried or job.failure is None:
@@ -68,7 +69,8 @@ def retry(job: TrainingJob, now: datetime) -> TrainingJob:
 
 def will_be_retried(job: TrainingJob) -> bool:
     """Whether the job will be retried after a failure once its hosts have stopped."""
-    return job.end_cause is EndCause.FAILURE and job.ending is None and retries.decide(job).is_retried
+    is_open = job.end_cause is EndCause.FAILURE and job.ending is None
+    return is_open and _may_lose_results(job) and retries.decide(job).is_retried
 
 
 def awaits_evidence(job: TrainingJob) -> bool:
@@ -81,7 +83,9 @@ def awaits_evidence(job: TrainingJob) -> bool:
 def follow(job: TrainingJob) -> TrainingJob:
     """Update an attempt that is ending: its program may have finished by itself, or its hosts may be released."""
     assert job.ending is not None
-    if all(_has_finished(record.facts) for record in job.hosts.values()):
+    # Once results were to be uploaded, exit codes of 0 prove nothing: the upload has failed.
+    is_open = not (host_orders.is_uploading(job) or host_orders.is_releasing(job))
+    if is_open and all(_has_finished(record.facts) for record in job.hosts.values()):
         return replace(job, ending=None, end_cause=EndCause.SUCCESS, stop_ordered_at=None)
     if not job.is_leaving:
         return job
@@ -137,6 +141,19 @@ def wait(job: TrainingJob, reason: str, now: datetime) -> TrainingJob:
     last = job.past_attempts[-1]
     message = f"{last.reason}; {reason}"
     return enter(replace(job, pending_reason=reason), _STATUSES[last.kind], message, now=now)
+
+
+def _may_lose_results(job: TrainingJob) -> bool:
+    """Whether a retry takes no result away: no upload has begun, or a fault of the machines prevents it.
+
+    Once a host has reported final objects, the attempt's results stand, and the job ends with them.
+    """
+    if not host_orders.is_uploading(job):
+        return True
+    records = job.hosts.values()
+    if any(record.facts.uploaded for record in records):
+        return False
+    return any(record.lost_why or record.facts.could_not_upload for record in records)
 
 
 def _is_of_reclaim(job: TrainingJob, event: events.Reclaimed) -> bool:

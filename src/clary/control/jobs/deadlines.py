@@ -63,7 +63,7 @@ def due(
         _stop_due(job, now, limits)
         or _silent_host(job, limits, silent_s, last_signs or {})
         or _stop_overdue(job, now, limits, served_s)
-        or _upload_due(job, now, limits)
+        or _upload_due(job, now, limits, served_s)
         or _evidence_due(job, now, limits)
     )
 
@@ -145,11 +145,11 @@ def _stop_overdue(job: TrainingJob, now: datetime, limits: Limits, served_s: flo
     return None
 
 
-def _upload_due(job: TrainingJob, now: datetime, limits: Limits) -> events.Event | None:
+def _upload_due(job: TrainingJob, now: datetime, limits: Limits, served_s: float) -> events.Event | None:
     began_at = since(job.transitions, SecondaryStatus.UPLOADING)
-    if began_at is None or not host_orders.is_uploading(job):
+    if began_at is None or job.ending is not None or not host_orders.is_uploading(job):
         return None
-    is_due = (now - began_at).total_seconds() >= limits.upload_timeout_s
+    is_due = min((now - began_at).total_seconds(), served_s) >= limits.upload_timeout_s
     return events.UploadOverdue(limit_s=limits.upload_timeout_s) if is_due else None
 
 

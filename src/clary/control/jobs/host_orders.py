@@ -72,6 +72,25 @@ def is_uploading(job: TrainingJob) -> bool:
     return any(record.order is not None and record.order.kind is OrderKind.UPLOAD for record in job.hosts.values())
 
 
+def has_delivered(record: HostRecord) -> bool:
+    """Whether a host that is still UPLOADING has reported the results that its order wants from it."""
+    order, facts = record.order, record.facts
+    if facts.phase is not HostPhase.UPLOADING or order is None or order.kind is not OrderKind.UPLOAD:
+        return False
+    return bool(facts.uploaded if _leads(order) else facts.staged)
+
+
+def has_led(job: TrainingJob) -> bool:
+    """Whether the leader has reported the final objects, and still sends its last log lines."""
+    leader = job.hosts[_leader(job)]
+    return leader.order is not None and _leads(leader.order) and has_delivered(leader)
+
+
+def is_releasing(job: TrainingJob) -> bool:
+    """Whether the order to leave is the latest order of any host."""
+    return any(record.order is not None and record.order.kind is OrderKind.RELEASE for record in job.hosts.values())
+
+
 def is_stopping(job: TrainingJob) -> bool:
     """Whether the order to stop is the latest order of any host."""
     return any(record.order is not None and record.order.kind is OrderKind.STOP for record in job.hosts.values())
@@ -86,7 +105,7 @@ def has_nothing_owed(job: TrainingJob) -> bool:
     leader = job.hosts[_leader(job)]
     if leader.facts.phase is HostPhase.LOST:
         return True
-    if leader.order is None or leader.order.arguments.get("role") != UploadRole.LEAD.value:
+    if leader.order is None or not _leads(leader.order):
         return False
     is_still_staged = to_plain(leader.facts.phase_started_at) == leader.order.arguments.get(_STAGED_AT)
     return leader.facts.phase in (HostPhase.DONE, HostPhase.RELEASED) and not is_still_staged
@@ -115,12 +134,12 @@ def _leader(job: TrainingJob) -> str:
     """Return the chosen leader; else the host with the lowest index that is not lost; the first if all are lost."""
     names = sorted(job.hosts, key=lambda name: int(name.rpartition("-")[2]))
     alive = [name for name in names if job.hosts[name].facts.phase is not HostPhase.LOST]
-    led = [
-        name
-        for name in names
-        if (order := job.hosts[name].order) is not None and order.arguments.get("role") == UploadRole.LEAD.value
-    ]
+    led = [name for name in names if (order := job.hosts[name].order) is not None and _leads(order)]
     return (led or alive or names)[0]
+
+
+def _leads(order: Order) -> bool:
+    return order.arguments.get("role") == UploadRole.LEAD.value
 
 
 def _upload(job: TrainingJob) -> Mapping[str, HostRecord]:

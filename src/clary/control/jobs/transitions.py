@@ -152,8 +152,8 @@ def _host_lost(job: TrainingJob, event: events.HostLost, now: datetime) -> Train
     record = job.hosts.get(event.host)
     if record is None or record.facts.phase in (HostPhase.LOST, HostPhase.RELEASED):
         return job
-    # The loss of a host that is DONE, or whose job has ended, is no cause of a failure.
-    is_cause = not job.is_terminal and record.facts.phase is not HostPhase.DONE
+    # The loss of a host that is DONE or has delivered, or whose job has ended, is no cause of a failure.
+    is_cause = not (job.is_terminal or record.facts.phase is HostPhase.DONE or host_orders.has_delivered(record))
     lost = replace(
         _with_phase(record, HostPhase.LOST, now),
         lost_why=event.why if is_cause else "",
@@ -201,8 +201,10 @@ def _stop(job: TrainingJob, cause: EndCause, grace_s: float, message: str, now: 
 
 
 def _upload_overdue(job: TrainingJob, event: events.UploadOverdue, now: datetime) -> TrainingJob:
-    if job.is_terminal or not host_orders.is_uploading(job):
-        return job
+    if job.is_terminal or job.ending is not None or not host_orders.is_uploading(job):
+        return job  # a lost host keeps its order to upload while its attempt ends for a retry
+    if job.end_cause is not None and host_orders.has_led(job):
+        return _finish(job, now)  # only the leader's last log lines are missing
     message = (
         f"results did not reach the object store within {event.limit_s:.0f} s (setting upload_timeout_s); "
         "see the job's log for what the upload was waiting for"

@@ -11,6 +11,7 @@ from datetime import datetime
 from clary.contract.agent_protocol import HostPhase
 from clary.control.engines.interface import CutOff
 from clary.control.jobs import attempts, events
+from clary.control.jobs.job_names import host_of_stream
 from clary.control.jobs.training_job import TrainingJob
 
 EMPTY: Mapping[str, str] = {}
@@ -75,11 +76,35 @@ def cut_off_hosts(
 
 
 def may_lack_agents(job: TrainingJob) -> bool:
-    """Whether a launch may have been interrupted: a host has not reported.
-
-    A new launch does not restart running agents.
-    """
+    """Whether a launch may have been interrupted: a host has not reported."""
     return any(record.report_number == 0 for record in job.hosts.values())
+
+
+def heard_hosts(job: TrainingJob, log_ends: Mapping[str, int]) -> frozenset[str]:
+    """Return the hosts whose agents have reported, or have sent lines of their logs, in the current attempt.
+
+    Such a host gets no second agent in its attempt: that would count its reports and its lines from the beginning, and
+    they would be dropped as repetitions.
+
+    Args:
+        job: record of the job.
+        log_ends: log stream -> number of its next line.
+    """
+    reported = {name for name, record in job.hosts.items() if record.report_number > 0}
+    wrote = {host_of_stream(stream) for stream, end in log_ends.items() if end > job.log_bases.get(stream, 0)}
+    return frozenset(reported | (wrote & job.hosts.keys()))
+
+
+def can_repeat_launch(heard: frozenset[str], alive: Mapping[str, bool]) -> bool:
+    """Whether an interrupted launch can be repeated in its attempt: every heard host still has its agent.
+
+    Otherwise a host is lost, and the attempt ends. Running agents are not started again.
+
+    Args:
+        heard: result of `heard_hosts`.
+        alive: host -> whether its agent runs.
+    """
+    return all(alive.get(name, False) for name in heard)
 
 
 def is_unheard(job: TrainingJob) -> bool:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Protocol
 
 from clary.base.clock import Clock, ClockAnchor
@@ -85,15 +86,25 @@ class JobHub:
         self._has_jobs = asyncio.Event()  # set while a job waits or has hosts
         self._listeners: list[Listener] = []
         self._doubtful: set[str] = set()  # jobs whose last write may or may not have happened
+        # job -> the attempt that was running when this machine went down, and the last sign of life before that
+        self._cut_short: dict[str, tuple[int, datetime]] = {}
         # Held while a job and its data are deleted, so that a second deletion cannot hit a new job of that name.
         self.deletion = asyncio.Lock()
 
-    async def load(self) -> None:
-        """Load the unfinished jobs of an earlier service; re-anchor the clocks of jobs from before a reboot."""
+    async def load(self, *, last_alive_at: datetime | None = None) -> None:
+        """Load the unfinished jobs of an earlier service; re-anchor the clocks of jobs from before a reboot.
+
+        Args:
+            last_alive_at: last sign of life of that service; None if it is unknown.
+        """
         for job in sorted(await self._store.unfinished_jobs(), key=lambda job: job.created_at):
             self._remember(job)
-            if job.anchor is None or not job.anchor.holds:
+            if job.anchor is None:
                 await self.update(job.name, self._anchored)
+            elif not job.anchor.holds:
+                sign_at = self._last_sign(job, last_alive_at)
+                self._cut_short[job.name] = (job.attempt, sign_at)
+                await self.update(job.name, partial(self._anchored, not_before=sign_at))
         self._changed.set()
 
     def doubt(self, name: str) -> None:
@@ -106,6 +117,11 @@ class JobHub:
         """Add a stored job that was not in memory until now."""
         self._remember(job)
         self._notify(job.name)
+
+    def cut_short_at(self, job: TrainingJob) -> datetime | None:
+        """Return the last sign of life before a boot of this machine that the job's attempt had begun before."""
+        attempt, sign_at = self._cut_short.get(job.name, (-1, None))
+        return sign_at if attempt == job.attempt else None
 
     def now_of(self, job: TrainingJob) -> datetime:
         """Return the current time by the job's own clock."""
@@ -147,9 +163,16 @@ class JobHub:
         self._remember(job)
         self._changed.set()
 
-    async def apply(self, name: str, event: events.Event) -> TrainingJob:
-        """Apply an event durably and return the changed job."""
-        return await self.update(name, lambda job: transitions.apply(job, event, now=self.now_of(job)))
+    async def apply(self, name: str, event: events.Event, *, at: datetime | None = None) -> TrainingJob:
+        """Apply an event durably and return the changed job.
+
+        Args:
+            name: name of the job.
+            event: event to apply.
+            at: time of the event by the job's clock, if it is known to be earlier than now.
+        Raises: JobNotFound.
+        """
+        return await self.update(name, lambda job: transitions.apply(job, event, now=at or self.now_of(job)))
 
     async def update(self, name: str, change: Callable[[TrainingJob], TrainingJob]) -> TrainingJob:
         """Change a job durably; `change` is pure and may run more than once.
@@ -214,6 +237,7 @@ class JobHub:
         await self._store.delete_job(name)
         self._waiting.pop(name, None)
         self._active.pop(name, None)
+        self._cut_short.pop(name, None)
         self._note_whether_jobs_are_left()
         self._notify(name)
 
@@ -261,8 +285,17 @@ class JobHub:
                 self._remember(job, known)
                 self._notify(name)
 
-    def _anchored(self, job: TrainingJob) -> TrainingJob:
-        return replace(job, anchor=ClockAnchor.lay(self._clock, not_before=job.modified_at))
+    def _anchored(self, job: TrainingJob, *, not_before: datetime | None = None) -> TrainingJob:
+        return replace(job, anchor=ClockAnchor.lay(self._clock, not_before=not_before or job.modified_at))
+
+    def _last_sign(self, job: TrainingJob, last_alive_at: datetime | None) -> datetime:
+        """Return when a job from before a boot certainly lived last, by the service's last sign of life.
+
+        A clock that shows less than the job's last change is wrong, as on a machine without a battery, and does not
+        limit the sign. Any other clock does: before the boot it may have been wrong.
+        """
+        sign_at, now = max(job.modified_at, last_alive_at or job.modified_at), self._clock.now()
+        return min(sign_at, now) if now >= job.modified_at else sign_at
 
     @contextlib.contextmanager
     def _doubting(self, name: str) -> Iterator[None]:

@@ -7,6 +7,7 @@ the engine creates the hosts in a task of the job's own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from datetime import datetime
 from typing import Protocol
@@ -21,6 +22,7 @@ from clary.control.engines.interface import Engine
 from clary.control.jobs import deadlines, events, health
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.training_job import TrainingJob
+from clary.control.reconcile import host_losses
 from clary.control.reconcile.admission import Admission
 from clary.control.reconcile.gateways.agent_gateway import AgentGateway
 from clary.control.reconcile.hub import JobHub
@@ -28,6 +30,7 @@ from clary.control.reconcile.job_tasks import JobTasks
 from clary.control.reconcile.planning import Site, build_plan
 from clary.control.reconcile.pool_keeping import GIVES_WAY, PoolKeeper
 from clary.control.scheduling.placement import HostMapping, Place, Refuse, Wait
+from clary.control.store.errors import StreamNotFound
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +46,10 @@ class LogStarts(Protocol):
         """Create a stream unless it exists."""
 
     async def next_sequence(self, stream: str) -> int:
-        """Return the number of the stream's next line."""
+        """Return the number of the stream's next line. Raises: StreamNotFound."""
+
+    async def take_up(self, stream: str) -> int:
+        """Return the number of the next line of a stream to which another attempt will write."""
 
 
 class Launcher:
@@ -147,6 +153,14 @@ class Launcher:
         """Create the hosts that a job has requested, in the background; existing hosts stay."""
         self._tasks.begin(job, self._launch)
 
+    async def heard_hosts(self, job: TrainingJob) -> frozenset[str]:
+        """Return the hosts that get no second agent in the current attempt; see `host_losses.heard_hosts`."""
+        ends = {}
+        for stream in job.log_streams:
+            with contextlib.suppress(StreamNotFound):  # the launch was interrupted before the stream was created
+                ends[stream] = await self._logs.next_sequence(stream)
+        return host_losses.heard_hosts(job, ends)
+
     def has_launched(self, job: TrainingJob) -> bool:
         """Whether this service, and not an earlier one, has launched the current attempt."""
         return (job.name, job.attempt) in self._launched
@@ -232,7 +246,7 @@ class Launcher:
                 job = await self._hub.apply(job.name, events.NetworkReady(plan=to_plain(plan)))
                 if job.is_terminal or job.attempt != plan.attempt:
                     return
-                await self._engine.start_agents(plan)
+                await self._engine.start_agents(plan, heard=host_losses.heard_hosts(job, log_ends={}))
             self._gateway.expect(job)
             self._pools.announce(job)
         except StoreError as error:

@@ -1,9 +1,9 @@
-"""Stores lines that a lost host's agent had written to its spool but not sent, or notes that they are lost.
+"""Stores lines that a host's agent had written to its spool but not sent, or notes that they are lost.
 
 Where: the reconciler calls this at the end of an attempt, before the host's folders are removed. An agent that is
-killed leaves its spool behind; lines are numbered, so the store drops lines that were sent already. A job without
-isolation can change these files, so they are read only as lines of that job's own log. Spools on other machines (boxes,
-nodes of Slurm) are out of reach here.
+killed, or released before the service has taken all lines, leaves its spool behind; lines are numbered, so the store
+drops lines that were sent already. A job without isolation can change these files, so they are read only as lines of
+that job's own log. Spools on other machines (boxes, nodes of Slurm) are out of reach here.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class LineStore(Protocol):
         """
 
 
-async def salvage_lost_hosts(logs: LineStore, job: TrainingJob, clock: Clock, *, told: set[str]) -> None:
-    """Store unsent lines of lost hosts, and note in their logs that lines may be missing; never raises.
+async def salvage_unsent_lines(logs: LineStore, job: TrainingJob, clock: Clock, *, told: set[str]) -> None:
+    """Store lines that hosts have not sent, and note in their logs which lines are, or may be, missing; never raises.
 
     A second call does nothing: each spool is removed once its lines are stored.
 
@@ -60,21 +60,28 @@ async def salvage_lost_hosts(logs: LineStore, job: TrainingJob, clock: Clock, *,
     for stream in job.log_streams:
         host = host_of_stream(stream)
         record = job.hosts.get(host)
-        if job.plan is None or record is None or record.facts.phase is not HostPhase.LOST:
+        if job.plan is None or record is None:
             continue
+        is_lost, num_unsent = record.facts.phase is HostPhase.LOST, record.facts.num_unsent_lines
         folder = Path(job.plan["work_folder"]) / host / SPOOL_FOLDER
         try:
-            if await asyncio.to_thread(folder.is_dir):
-                await _salvage(logs, stream, folder, host=host, base=job.log_bases.get(stream, 0), clock=clock)
+            if (is_lost or num_unsent) and await asyncio.to_thread(folder.is_dir):
+                how = "the agent of {} ended without leave" if is_lost else "{} was released before its log was sent"
+                base = job.log_bases.get(stream, 0)
+                await _salvage(logs, stream, folder, how=how.format(host), base=base, clock=clock)
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-            elif stream not in told and not await asyncio.to_thread(folder.parent.exists):
+            elif num_unsent and not is_lost and stream not in told:
+                told.add(stream)
+                words = f"the service did not take the last {num_unsent} log lines of {host} before its release"
+                await _note(logs, stream, f"clary: {words}: they are lost", clock)
+            elif is_lost and stream not in told and not await asyncio.to_thread(folder.parent.exists):
                 told.add(stream)
                 await _note(logs, stream, f"clary: {host} was lost, and with it {_UNSENT}", clock)
         except (ClaryError, OSError, ValueError) as error:
             _log.warning("job %s: lines that %s had not sent are lost: %s", job.name, host, error)
 
 
-async def _salvage(logs: LineStore, stream: str, folder: Path, *, host: str, base: int, clock: Clock) -> None:
+async def _salvage(logs: LineStore, stream: str, folder: Path, *, how: str, base: int, clock: Clock) -> None:
     stored = first = await logs.next_sequence(stream)
     is_whole = True
     for path in sorted(await asyncio.to_thread(lambda: list(folder.glob("*" + SEGMENT_SUFFIX)))):
@@ -89,7 +96,7 @@ async def _salvage(logs: LineStore, stream: str, folder: Path, *, host: str, bas
             is_whole = False
             break
     words = (
-        f"clary: the agent of {host} ended without leave: {stored - first} lines came from its spool after its end;"
+        f"clary: {how}: {stored - first} lines came from its spool after its end;"
         f" what it had not written there {'may be' if is_whole else 'is'} missing here"
     )
     await _note(logs, stream, words, clock)

@@ -153,6 +153,7 @@ def build_plan(
         network_checked_for=network_checked_for,
         health_action=HealthAction(settings.health_action),
         stop_grace_s=settings.stop_grace_s,
+        upload_timeout_s=settings.upload_timeout_s,
         notice_grace_s=notice_grace_s,
         engine_signals_all=site.signals_all,
         network_isolation=request.has_network_isolation,

@@ -204,11 +204,12 @@ class Reconciler:
         alive = {name: host.is_alive for name, host in hosts.items()}
         cut_off = {name: host.cut_off for name, host in hosts.items() if host.cut_off is not None}
         if not self.launcher.has_launched(job) and host_losses.may_lack_agents(job):
-            # An earlier service recorded the attempt and ended before it started the agents.
-            if job.end_cause is None and job.ending is None:
+            # An earlier service recorded the attempt and may have ended before it started the agents.
+            is_ending = job.end_cause is not None or job.ending is not None
+            if not is_ending and host_losses.can_repeat_launch(await self.launcher.heard_hosts(job), alive):
                 self.launcher.begin(job)
                 return
-            if host_losses.is_unheard(job):
+            if is_ending and host_losses.is_unheard(job):
                 why = "the job was told to stop before its hosts were launched"
                 await self._hub.apply(job.name, events.LaunchFailed(message=why, fault=Fault.INFRASTRUCTURE))
                 return
@@ -224,10 +225,12 @@ class Reconciler:
             log.info("job %s: %s", job.name, reclaimed.reason)
             job = await self._hub.apply(job.name, reclaimed)
         words = {name: host.why_dead for name, host in hosts.items() if host.why_dead}
+        # Hosts of this machine ended with its last boot: the time in which it was off is no training.
+        lost_at = self._hub.cut_short_at(job) if self._granter is None else None
         dead = host_losses.dead_agents(job, alive, signs=signs, words=words)
         for event in (*dead, *host_losses.cut_off_hosts(job, cut_off, before=before)):
             log.warning("job %s: %s", job.name, event.why)
-            job = await self._hub.apply(job.name, event)
+            job = await self._hub.apply(job.name, event, at=lost_at)
         silent_s = self._gateway.silent_s(job)
         now = self._hub.now_of(job)
         due = deadlines.due(

@@ -22,13 +22,14 @@ from clary.control.reconcile.gateways.agent_gateway import AgentGateway
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.job_tasks import JobTasks
 from clary.control.reconcile.launching import Launcher
-from clary.control.reconcile.log_salvage import LineStore, salvage_lost_hosts
+from clary.control.reconcile.log_salvage import LineStore, salvage_unsent_lines
 from clary.control.reconcile.pool_keeping import SERVICE_LEAVES, PoolKeeper
 from clary.control.store.errors import StreamNotFound
 
 log = logging.getLogger(__name__)
 
-RELEASE_WAIT_S = 10.0  # time for agents of an ended job to leave by themselves
+# time for agents of an ended job to leave by themselves, longer than `stop_limits.RELEASE_LINES_S`
+RELEASE_WAIT_S = 10.0
 RETRY_RELEASE_S = 2.0  # pause after a failed release
 
 
@@ -128,7 +129,7 @@ class Releaser:
             decision = await self._pools.decide(job)
             if decision.stays:
                 await self._fence_lost(job)
-            await salvage_lost_hosts(self._logs, job, self._clock, told=self._told_lost)
+            await salvage_unsent_lines(self._logs, job, self._clock, told=self._told_lost)
             await self._seal_logs(job)
             if job.pool and not decision.stays:  # otherwise the pool stays, or was ended while the job waited
                 await self._pools.end(job.pool)

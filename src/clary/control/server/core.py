@@ -101,7 +101,16 @@ class Core:
         profiles = ProfileDesk(store.documents("profiles"), root / "profiles", clock=clock)
         shelf = RehearsalShelf(store.documents("rehearsals"), root / "rehearsals")
         self.rehearsing = RehearsalDesk(shelf, hub, clock, home=root, grace_s=settings.stop_grace_s)
-        self.agents = AgentGateway(hub, base.logs, store, dumps, clock, profiles=profiles, attentive=attentive)
+        self.agents = AgentGateway(
+            hub,
+            base.logs,
+            store,
+            dumps,
+            clock,
+            profiles=profiles,
+            attentive=attentive,
+            objects=base.object_flush,
+        )
         claims = None if source is None else source.engine.enrolments
         self.pools = PoolGateway(hub, clock, pool_token=base.secrets.pool_token, claims=claims, attentive=attentive)
         self.samples = SampleGateway(store.series, clock)
@@ -134,7 +143,7 @@ class Core:
         store.quarantine.listen(hub.doubt)
         self._past.load((await store.cards.page(LAST_COMPLETED, now=self._base.clock.now())).cards)
         hub.listen(self._past.note)
-        await hub.load()
+        await hub.load(last_alive_at=self._base.lease.former_alive_at)
         holders = [job.name for job in hub.active_jobs() if job.pool or job.hosts]
         holders += [job.name for job in hub.waiting_jobs().values() if job.pool]
         require_same_engine(self._base.folder, self._base.settings.engine, holders)

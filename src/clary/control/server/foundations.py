@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from clary.base.clock import Clock, SystemClock
 from clary.base.errors import ContractError, Fault, StoreError
 from clary.contract.launch_plan import Credentials, Endpoint
+from clary.control.folder_flush import FolderFlush
 from clary.control.full_disks import why_full
 from clary.control.objects.seaweed import EmbeddedStore
 from clary.control.objects.store_client import StoreClient
@@ -30,6 +31,8 @@ from clary.control.wire.replay_journal import ReplayJournal, read_boot_id
 
 log = logging.getLogger(__name__)
 
+FIRST_FLUSH_S = 5.0  # after the start, which it would slow down
+
 
 @dataclass(frozen=True, kw_only=True)
 class Foundations:
@@ -43,6 +46,7 @@ class Foundations:
     ports: Ports
     object_store: Endpoint
     file_keepers: Sequence[Callable[[], None]]  # restore damaged files of an embedded object store
+    object_flush: FolderFlush | None  # of an embedded object store
     life: DatabaseLife
     lease: HeldLease
     store: Store
@@ -79,7 +83,7 @@ async def open_foundations(
     journal = ReplayJournal(folder.used_signatures, skew_s=skew_s, now=clock.now(), is_first=is_first, boot_id=boot_id)
     stack.callback(journal.close)
     ports = choose_ports(settings, _former_service(folder))
-    object_store, file_keepers = await _object_store(stack, settings, folder, secrets, leave=leave)
+    object_store, embedded = await _object_store(stack, settings, folder, secrets, leave=leave)
     life = DatabaseLife(folder.root, keep=settings.num_backups, begins_anew=begins_anew)
     store = await Store.open(settings.resolved_database_url, life=life)
     stack.push_async_callback(store.close)
@@ -88,6 +92,7 @@ async def open_foundations(
     stack.push_async_callback(logs.close)
     log_queries = QueryDesk(logs, clock)
     stack.push_async_callback(log_queries.close)
+    object_flush = None if embedded is None else _object_flush(stack, embedded)
     client = await stack.enter_async_context(StoreClient(object_store))
     await client.ensure_bucket(settings.default_bucket)
     return Foundations(
@@ -98,7 +103,8 @@ async def open_foundations(
         journal=journal,
         ports=ports,
         object_store=object_store,
-        file_keepers=file_keepers,
+        file_keepers=() if embedded is None else (embedded.keep_record,),
+        object_flush=object_flush,
         life=life,
         lease=lease,
         store=store,
@@ -106,6 +112,14 @@ async def open_foundations(
         log_queries=log_queries,
         client=client,
     )
+
+
+def _object_flush(stack: AsyncExitStack, embedded: EmbeddedStore) -> FolderFlush:
+    """Return the flush of the store's files, and flush all of them soon; later flushes only flush changed files."""
+    flush = FolderFlush(embedded.data_folder)
+    soon = asyncio.get_running_loop().call_later(FIRST_FLUSH_S, flush.begin, "objects of earlier jobs")
+    stack.callback(soon.cancel)
+    return flush
 
 
 def _former_service(folder: StateFolder) -> ServiceRecord | None:
@@ -119,8 +133,8 @@ def _former_service(folder: StateFolder) -> ServiceRecord | None:
 
 async def _object_store(
     stack: AsyncExitStack, settings: Settings, folder: StateFolder, secrets: RootSecrets, *, leave: asyncio.Event
-) -> tuple[Endpoint, Sequence[Callable[[], None]]]:
-    """Return the endpoint of the object store, and functions that restore an embedded store's files."""
+) -> tuple[Endpoint, EmbeddedStore | None]:
+    """Return the endpoint of the object store, and the embedded store, if it is one."""
     if settings.s3_endpoint_url:
         key, secret = settings.s3_access_key_id, settings.s3_secret_access_key
         if not key or not secret:
@@ -128,11 +142,11 @@ async def _object_store(
                 "s3_endpoint_url is set, but s3_access_key_id or s3_secret_access_key is not", fault=Fault.USER
             )
         credentials = Credentials(access_key_id=key, secret_access_key=secret)
-        return Endpoint(url=settings.s3_endpoint_url, region=settings.region, credentials=credentials), ()
+        return Endpoint(url=settings.s3_endpoint_url, region=settings.region, credentials=credentials), None
     embedded = EmbeddedStore(
         folder.root, credentials=secrets.store_credentials, region=settings.region, bucket=settings.default_bucket
     )
     words = f"the object store, as long as that shows life (its log is run/seaweed.log in {folder.root})"
     endpoint = await noted(embedded.start(), what=words, leave=leave)
     stack.push_async_callback(embedded.stop)
-    return endpoint, (embedded.keep_record,)
+    return endpoint, embedded

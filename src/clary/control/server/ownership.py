@@ -21,6 +21,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from clary.base.errors import EngineError, Fault, StoreError
@@ -94,10 +95,12 @@ class HeldLease:
     Args:
         owner: name of this process.
         leave: set when the lease is lost.
+        former_alive_at: last sign of life of the service before this one, if it did not end in order.
     """
 
-    def __init__(self, owner: str, leave: asyncio.Event) -> None:
+    def __init__(self, owner: str, leave: asyncio.Event, *, former_alive_at: datetime | None = None) -> None:
         self.owner = owner
+        self.former_alive_at = former_alive_at
         self.is_lost = False  # then no job may be touched any more
         self._leave = leave
 
@@ -123,7 +126,7 @@ async def database_lease(store: Store, owner: FolderOwner, leave: asyncio.Event)
     """
     owner.announce()
     lease = await _acquire(store, owner)
-    held = HeldLease(owner.name, leave)
+    held = HeldLease(owner.name, leave, former_alive_at=lease.former_renewed_at)
     store.act_under(lease, on_loss=held.lose)
     owner.settle()
     task = asyncio.create_task(_renew(store, lease, held), name="lease")

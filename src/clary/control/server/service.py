@@ -171,7 +171,8 @@ async def _leave_no_hosts(lease: HeldLease, core: Core) -> None:
 async def _end_jobs(hub: JobHub, reconciler: Reconciler) -> None:
     """End the running jobs and wait for their results; queued jobs wait for the next service.
 
-    A job whose stop cannot be stored, on a full disk for instance, continues to run.
+    A job whose stop cannot be stored, on a full disk for instance, continues to run. Hosts whose results are not in the
+    object store by the deadline keep them: they repeat the upload until the next service has started the store again.
     """
     told = {job.name for job in hub.active_jobs() if await _is_told_to_stop(hub, job.name)}
     deadline = asyncio.get_running_loop().time() + DOWN_DEADLINE_S
@@ -184,7 +185,8 @@ async def _end_jobs(hub: JobHub, reconciler: Reconciler) -> None:
     except StoreError as error:
         log.warning("hosts of waiting jobs could not be given back; the next service does it: %s", error.message)
     for name in left:
-        log.warning("job %s has not ended within %.0f s; the next service takes over", name, DOWN_DEADLINE_S)
+        words = "its hosts keep what is not uploaded, and the next service takes over"
+        log.warning("job %s has not ended within %.0f s; %s", name, DOWN_DEADLINE_S, words)
 
 
 async def _is_told_to_stop(hub: JobHub, name: str) -> bool:

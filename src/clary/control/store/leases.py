@@ -37,6 +37,8 @@ class Lease:
     owner: str
     token: int  # larger than the token of every earlier holder
     expires_at: datetime
+    # when its former holder took or renewed it last; None for the first lease, and if the former holder released it
+    former_renewed_at: datetime | None = None
 
 
 class Fence:
@@ -78,6 +80,7 @@ def acquire(
         owner: id of the process, used by no other process.
         ttl_s: seconds from now, by the database's clock.
         ended: ids of processes that have certainly ended.
+    The former holder's last renewal is computed on the assumption that its `ttl_s` was the same.
     """
     now = _database_now(connection)
     expires_at = now + _microseconds(ttl_s)
@@ -91,7 +94,13 @@ def acquire(
     token = row.token + 1 if isinstance(row.token, int) else now
     values = {"owner": owner, "token": token, "expires_at": expires_at}
     connection.execute(update(leases).where(leases.c.name == name).values(values))
-    return Lease(name=name, owner=owner, token=token, expires_at=from_microseconds(expires_at))
+    return Lease(
+        name=name,
+        owner=owner,
+        token=token,
+        expires_at=from_microseconds(expires_at),
+        former_renewed_at=_renewal(row.expires_at, ttl_s) if is_readable else None,
+    )
 
 
 def renew(connection: Connection, lease: Lease, *, ttl_s: float) -> Lease:
@@ -140,6 +149,15 @@ def _grant_first(connection: Connection, name: str, *, owner: str, expires_at: i
     if connection.execute(statement, row).rowcount == 0:  # another service has just taken it
         return None
     return Lease(name=name, owner=owner, token=first_token, expires_at=from_microseconds(expires_at))
+
+
+def _renewal(expires_at: int, ttl_s: float) -> datetime | None:
+    """Return when a lease with this end was renewed; None if it was released, or if the end is no real time."""
+    at = expires_at - _microseconds(ttl_s)
+    try:
+        return from_microseconds(at) if at > _RELEASED_AT else None
+    except OverflowError:  # a damaged row; it decides nothing
+        return None
 
 
 def _database_now(connection: Connection) -> int:

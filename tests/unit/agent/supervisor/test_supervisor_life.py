@@ -10,7 +10,7 @@ import pytest
 from fake_steps import FakeProgram, FakeSteps
 
 from clary.agent.supervisor.supervisor import EXIT_RELEASED
-from clary.base.errors import AgentError, Fault, ObjectStoreError
+from clary.base.errors import AgentError, Fault
 from clary.contract.agent_protocol import HostPhase, OrderKind, UploadRole
 from clary.testing.fake_service import FakeService
 
@@ -105,7 +105,7 @@ def test_an_error_in_any_step_is_reported_with_its_fault(service: FakeService, h
 
 def test_a_part_that_fails_does_not_wait_for_the_others(service: FakeService, host_of) -> None:
     service.order_at(HostPhase.EXITED, OrderKind.RELEASE)
-    error = ObjectStoreError("the object store is away", retryable=True)
+    error = AgentError("the disk is away", retryable=True)
     steps = FakeSteps(channels=["small", "huge"], hold=["channel:huge"], errors={"channel:small": error})
     host_of(steps)
     facts = service.wait_for_phase(HostPhase.EXITED)

@@ -21,7 +21,8 @@ from clary.agent.supervisor import wiring
 from clary.agent.supervisor.steps import Steps
 from clary.agent.supervisor.wiring import HostSteps, hidden_folder, service_home
 from clary.base.errors import AgentError, ClaryError
-from clary.contract.launch_plan import Channel, Isolation, LaunchPlan
+from clary.contract.launch_plan import Channel, Endpoint, InputMode, Isolation, LaunchPlan
+from clary.contract.object_store import ObjectStore
 from clary.testing.launch_plans import make_hosts, make_plan
 
 
@@ -302,6 +303,29 @@ def test_no_file_of_the_job_runs_before_the_order(steps_of, monkeypatch: pytest.
     assert steps._planned is None
 
 
+def test_a_command_runs_with_the_shims_of_its_host_and_the_notes_on_its_driver(
+    steps_of, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def note(_plan: object, _host: object, tree: object, *, python: str, path: str) -> tuple[str, ...]:
+        asked.append((python, path))
+        return (f"looked into {tree.root}",)
+
+    monkeypatch.setattr(wiring, "driver_notes", note)
+    monkeypatch.setattr(wiring, "shims_path", lambda gpus: f"/gpu-shims{gpus}:/shims")
+    steps = steps_of(command=("sh", "-c", "true"), hosts=make_hosts(1, gpu_indices=(4, 5)))
+    steps.build_tree()
+    steps.fetch_code()
+    steps.prepare_environment()
+    planned = steps._plan_of_program(lambda _process: pytest.fail("asked"))
+    variables = planned.processes[0].environment
+    assert variables["PATH"].startswith("/gpu-shims(4, 5):/shims:")
+    assert variables["CLARY_HOST_GPUS"] == "4,5"
+    assert asked == [(sys.executable, variables["PATH"])]
+    assert f"looked into {steps.ml_folder}" in steps.notes
+
+
 def test_an_error_of_the_plan_is_raised_by_the_start(steps_of, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_args: object, **_options: object) -> None:
         raise AgentError("no launcher fits")
@@ -393,3 +417,33 @@ def test_the_floors_of_the_agent_meet_in_few_files() -> None:
         "host_program.py",
         "standby_keeping.py",
     }
+
+
+def test_a_pipe_outlasts_a_store_that_is_away_for_minutes_and_the_start_waits_as_long_as_other_steps(
+    steps_of, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[int, ObjectStore]] = []
+
+    def open_store(endpoint: Endpoint, *, attempts: int) -> ObjectStore:
+        made.append((attempts, ObjectStore(endpoint, attempts=attempts)))
+        return made[-1][1]
+
+    feeders: list[dict[str, object]] = []
+
+    class Feeder:
+        def __init__(self, channel: Channel, **given: object) -> None:
+            feeders.append(given)
+
+        def start(self) -> None:
+            pass
+
+    monkeypatch.setattr(wiring, "ObjectStore", open_store)
+    monkeypatch.setattr(wiring, "PipeFeeder", Feeder)
+    channel = Channel(name="training", s3_uri="s3://bucket/x/", input_mode=InputMode.PIPE)
+    steps = steps_of(channels=(channel,))
+    steps._start_feeders()
+    (given,) = feeders
+    attempts_of = {id(store): attempts for attempts, store in made}
+    assert attempts_of[id(given["store"])] == wiring._FEED_ATTEMPTS > attempts_of[id(given["finder"])]
+    steps.close()
+    assert all(store._exchange.is_closed for _, store in made)

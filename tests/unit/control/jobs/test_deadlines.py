@@ -128,3 +128,12 @@ def test_the_deadline_of_a_stop_counts_no_time_without_a_service():
     now = START + timedelta(seconds=10 * limit_s)
     assert deadlines.due(job, now=now, limits=LIMITS, silent_s={}, served_s=limit_s - 1) is None
     assert deadlines.due(job, now=now, limits=LIMITS, silent_s={}, served_s=limit_s).host == "algo-1"
+
+
+def test_the_deadline_of_an_upload_counts_no_time_without_a_service():
+    order = Order(number=3, kind=OrderKind.UPLOAD)
+    job = job_of(HostPhase.UPLOADING, secondary=SecondaryStatus.UPLOADING, order=order, end_cause=EndCause.SUCCESS)
+    now, limit_s = START + timedelta(days=1), LIMITS.upload_timeout_s
+    assert deadlines.due(job, now=now, limits=LIMITS, silent_s={}, served_s=limit_s - 1) is None
+    overdue = deadlines.due(job, now=now, limits=LIMITS, silent_s={}, served_s=limit_s)
+    assert overdue == events.UploadOverdue(limit_s=limit_s)

@@ -167,6 +167,7 @@ def _events():
         exits=exits,
         failure=failure,
         uploaded=st.sampled_from([(), (MODEL_URI,)]),
+        could_not_upload=st.booleans(),
     )
     return st.one_of(
         st.builds(events.MustWait, reason=st.sampled_from(["a", "b"])),

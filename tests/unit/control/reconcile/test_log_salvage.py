@@ -10,6 +10,8 @@ from clary.agent.log.log_spool import LogSpool
 from clary.base.errors import EngineError, Fault
 from clary.contract.agent_protocol import HostPhase, LogBatch, LogBlock
 from clary.contract.log_blocks import SPOOL_FOLDER
+from clary.contract.stop_limits import RELEASE_LINES_S
+from clary.control.reconcile.releasing import RELEASE_WAIT_S
 from clary.testing.control_plane import ControlPlane
 from clary.testing.fake_engine import FakeEngine
 
@@ -133,3 +135,45 @@ async def test_the_log_of_a_host_on_another_machine_says_once_that_unsent_lines_
         "line",
         "clary: algo-1 was lost, and with it the lines that its agent had not sent, if there were any",
     ]
+
+
+async def release(plane, num_unsent):
+    """Let the program of algo-1 fail, and release the hosts while algo-1 has unsent lines."""
+    agents = {host: plane.agent(host=host) for host in ("algo-1", "algo-2")}
+    for agent in agents.values():
+        agent._number = 10  # later than the reports of the fixture
+    exits = {"algo-1": (plane.exit_of(1),), "algo-2": ()}
+    for phase in (HostPhase.EXITED, HostPhase.DONE):
+        for host in ("algo-2", "algo-1"):
+            await agents[host].report(phase, exits=exits[host])
+            await plane.passes()
+    assert (await plane.job()).is_terminal
+    await agents["algo-1"].report(HostPhase.RELEASED, exits=exits["algo-1"], num_unsent_lines=num_unsent)
+    plane.engine.end_all_agents("job")
+    await plane.passes(5)
+    assert (await plane.job()).is_released
+
+
+async def test_lines_that_a_released_host_has_not_sent_are_stored(plane):
+    spool = await spool_of(plane)
+    spool.append([f"line {number}" for number in range(5)], rank=0)
+    spool.close(keeps_files=True)
+    await release(plane, 5)
+    *lines, last = await texts(plane)
+    assert lines == [f"line {number}" for number in range(5)]
+    assert last.startswith("clary: algo-1 was released before its log was sent: 5 lines came from its spool")
+
+
+async def test_lines_of_a_released_host_that_are_out_of_reach_are_reported_as_lost(plane):
+    await release(plane, 5)
+    words = "clary: the service did not take the last 5 log lines of algo-1 before its release: they are lost"
+    assert await texts(plane) == [words]
+
+
+async def test_a_released_host_that_has_sent_every_line_has_no_further_line(plane):
+    await release(plane, 0)
+    assert await texts(plane) == []
+
+
+def test_a_host_that_is_released_has_less_time_for_its_lines_than_the_service_waits():
+    assert RELEASE_LINES_S + 2.0 < RELEASE_WAIT_S

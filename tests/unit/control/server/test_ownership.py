@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -113,6 +114,8 @@ async def test_a_service_that_starts_after_a_kill_takes_over_at_once(store, fold
     with sole_owner(folder) as following:
         async with asyncio.timeout(5), database_lease(store, following, asyncio.Event()) as lease:
             assert lease.owner == following.name
+            assert lease.former_alive_at is not None
+            assert abs((lease.former_alive_at - datetime.now(UTC)).total_seconds()) < 60
 
 
 async def test_containers_with_the_same_name_and_path_are_two_owners(tmp_path, store, folder, monkeypatch):

@@ -21,6 +21,7 @@ from clary.contract.agent_protocol import (
     HEARTBEAT_INTERVAL_S,
     MAX_BATCH_LINES,
     CheckpointFacts,
+    HostFacts,
     HostPhase,
     LogBatch,
     LogBlock,
@@ -73,6 +74,16 @@ class MetricSink(Protocol):
         """
 
 
+class ObjectFlush(Protocol):
+    """The part of an embedded object store's `FolderFlush` that the gateway uses."""
+
+    async def flush(self, what: str) -> None:
+        """Return when all objects that were written before this call are on the disk, or are given up."""
+
+    def begin(self, what: str) -> None:
+        """Begin a flush that nobody waits for."""
+
+
 class AgentGateway:
     """Answers agents; keeps the time of each agent's last request in memory only, which saves a write per request."""
 
@@ -86,12 +97,14 @@ class AgentGateway:
         *,
         profiles: ProfileDesk,
         attentive: AttentiveClock | None = None,
+        objects: ObjectFlush | None = None,
     ) -> None:
         self._hub = hub
         self._logs = logs
         self._metrics = metrics
         self._dumps = dumps
         self._profiles = profiles
+        self._objects = objects  # None for an object store of others, which answers for its disks itself
         self._clock = clock
         self._attentive = attentive or AttentiveClock(clock)
         self._started_s = self._attentive.monotonic()
@@ -218,6 +231,7 @@ class AgentGateway:
             reporter = (job.name, job.attempt, host)
             self._open_reports[reporter] += 1
             try:
+                await self._secure_objects(job.name, record.facts, report.facts)
                 job = await self._hub.apply(job.name, events.HostReported(host=host, report=report))
             except JobNotFound as error:
                 raise _attempt_over(job.name, job.attempt) from error
@@ -239,6 +253,24 @@ class AgentGateway:
             profile=self._profiles.wanted(job, host),
             metrics_interval_s=(job.plan or {}).get("metrics_interval_s", 0.0),  # UpdateTrainingJob may change it
         )
+
+    async def _secure_objects(self, name: str, known: HostFacts, facts: HostFacts) -> None:
+        """Force objects to the disk before a report says that they are complete; for checkpoints only begin that.
+
+        A job's terminal status is on the disk at once. Without this, it could survive a power cut that its results do
+        not survive. A report that waits here for longer than its agent does is sent again, and waits again.
+
+        Args:
+            name: name of the job.
+            known: facts of the host's last report.
+            facts: facts of this report.
+        """
+        if self._objects is None:
+            return
+        if facts.uploaded and facts.uploaded != known.uploaded and not facts.results_are_empty:
+            await self._objects.flush(f"job {name}: its results")
+        elif _has_new_set(known.checkpoints, facts.checkpoints):
+            self._objects.begin(f"job {name}: its checkpoints")
 
     async def take_dump(self, job: TrainingJob, host: str, dump: HostDump) -> None:
         """Store a host's dump. Raises: WireError 404 for an answer to a request that this attempt and host do not have.
@@ -371,6 +403,13 @@ class AgentGateway:
                 name, metric, min(times), max(times) + timedelta(microseconds=1)
             )
         return lacking(doubtful, stored)
+
+
+def _has_new_set(known: CheckpointFacts | None, facts: CheckpointFacts | None) -> bool:
+    """Whether a host has stored a set of checkpoints since its last report."""
+    if facts is None or facts.committed_at is None:
+        return False
+    return known is None or facts.set_number != known.set_number
 
 
 def _check_metric_name(name: str) -> None:
