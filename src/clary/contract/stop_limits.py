@@ -15,9 +15,10 @@ LEAST_FLUSH_S = 5.0  # for the last checkpoints, even if the program has used up
 FAILURE_FLUSH_S = 30.0  # for the last checkpoints after a failure, which has no grace
 LAST_FILES_S = 5.0  # for saved tensors of a stopped or failed program, because no upload may follow
 # For the last log lines, while the service answers: in all, and without progress. Lines that are left follow while
-# results are uploaded.
+# results are uploaded, and once more when the host is released.
 LAST_LINES_S = 120.0
 LINES_WITHOUT_PROGRESS_S = 60.0
+RELEASE_LINES_S = 6.0  # for log lines that are left at a host's release; the service waits longer for it to leave
 LAST_ROWS_S = 1.0  # for the last rows of metrics
 LAST_VALUES_S = 10.0  # for the last values of a training, while the service answers
 REPORTS_S = 15.0  # for the way of the order to the agent, its own work, and the way of its report

@@ -57,6 +57,7 @@ class UploadFacts:
 
     staged: tuple[StagedPart, ...] = ()
     uploaded: tuple[str, ...] = ()  # URIs of final objects, or of their common prefix where they are loose
+    is_empty: bool = False  # whether it is known that no final object holds a file
     notes: tuple[str, ...] = ()
 
 
@@ -119,6 +120,7 @@ class _Lead:
         self._notes = NoteBook()
         self._metadata = {_MARK: self._mark()}
         self._loose_sinks: list[LooseSink] = []
+        self._has_content = False  # whether a host has results of any kind
         self._is_model_due = False  # whether the model's archive is written also if it is empty
 
     def upload(self, *, omits_empty_model: bool) -> UploadFacts:
@@ -133,7 +135,9 @@ class _Lead:
             uri for kind in (ResultKind.OUTPUT, ResultKind.MODEL) if (uri := self._upload_kind(kind)) is not None
         ]
         self._tidy_up()
-        return UploadFacts(uploaded=tuple(reversed(uploaded)), notes=self._notes.lines())
+        return UploadFacts(
+            uploaded=tuple(reversed(uploaded)), is_empty=not self._has_content, notes=self._notes.lines()
+        )
 
     def _tidy_up(self) -> None:
         """Mark loose objects and remove the staged parts; the final objects are complete, so an error is only noted.
@@ -157,6 +161,7 @@ class _Lead:
         parts = {part.host: part for part in self._staged if part.kind == kind.value}
         uri = self._final_uri(kind)
         is_compressed = self._plan.output.is_compressed
+        self._has_content |= has_own or bool(parts)
         if not has_own and not parts and (kind is ResultKind.OUTPUT or not self._is_model_due):
             return None
         sink: ArchiveSink | LooseSink

@@ -2,10 +2,13 @@
 
     <cache>/compiled/<name>/    files that torch's compiler names after their content
     <cache>/compiled/.lock      held shared while files are copied from the cache, exclusively while files are added
+    <cache>/compiled/.adding/   files on their way into the cache, while the lock is held exclusively
 
 Where: `wiring` creates one `CompiledCode` per host. The program works on a copy in its own tree and sees no shared
 file. After the program has ended with 0, the agent copies new files to the cache, through a folder's descriptor and
-without following links; cached files are never replaced. An error becomes a line in the log and does not fail the job.
+without following links; cached files are never replaced. A file gets its name in the cache only after its content is on
+the disk: a power cut would otherwise leave an empty library there, on which every later job would fail. An error
+becomes a line in the log and does not fail the job.
 
 [Note: who runs whose code] A job runs the code that an earlier job with the same cache name has compiled, so a
 malicious program could leave any code in the cache. The cache name (`compilation.compiled_name`) covers every possible
@@ -20,14 +23,15 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from clary.agent.environments.compilation import compiled_folder, compiled_name, wants_compiler
 from clary.agent.environments.requirement_files import source_digest
+from clary.agent.host import kernel
 from clary.base.beneath import Folder
-from clary.base.beneath_trees import copy_file, copy_tree, empty, entries, remove_tree
+from clary.base.beneath_trees import Entry, copy_file, copy_tree, empty, entries, remove_tree
 from clary.base.errors import AgentError
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.ml_tree import MlTree
@@ -36,6 +40,7 @@ CACHE_FOLDER = "compiled"
 MAX_FILES = 20_000  # per name
 MAX_BYTES = 1 << 30  # per name: precompiled headers have 150 MB, a large model some 50
 MAX_NAMES = 16  # the least recently used names are evicted first
+_ADDING = ".adding"
 _MAX_DEPTH = 8  # nested folders; torch has three
 _WAIT_S = 20.0  # longest wait for another agent's lock
 _POLL_S = 0.05
@@ -85,7 +90,7 @@ class CompiledCode:
                     os.utime(place)
                     with Folder.at(place) as source:
                         copy_tree(source, target)
-                        files = [entry for entry in entries(source) if entry.is_file]
+                    files = _whole_files(target)
                     size_bytes = sum(entry.status.st_size for entry in files)
                     self.summaries = (
                         f"compiled code: {len(files)} files, {size_bytes / _MIB:.1f} MiB from an earlier job that was "
@@ -119,11 +124,12 @@ class CompiledCode:
 
     def _taken_over(self, source: Folder, place: Path) -> tuple[str, ...]:
         found = [entry for entry in entries(source, max_entries=MAX_FILES + 1, max_depth=_MAX_DEPTH) if entry.is_file]
-        found = [entry for entry in found if not entry.path.endswith(".lock")]
+        found = [entry for entry in found if entry.status.st_size and not entry.path.endswith(".lock")]
         if not found:
             return ()
         with Folder.at(place, create=True) as target:
-            old = [entry for entry in entries(target) if entry.is_file]
+            # An empty file was cached by an earlier version before a power cut.
+            old = [entry for entry in entries(target) if entry.is_file and entry.status.st_size]
             names = {entry.path for entry in old}
             new = [entry for entry in found if entry.path not in names]
             num_files, size_bytes = len(old) + len(new), sum(entry.status.st_size for entry in (*old, *new))
@@ -132,11 +138,39 @@ class CompiledCode:
                     f"compiled code is not kept for later jobs: {num_files} files of {size_bytes // _MIB} MiB are "
                     f"more than {MAX_FILES} or {MAX_BYTES // _MIB} MiB",
                 )
-            for entry in new:
-                target.folder(entry.path.rpartition("/")[0], create=True).close()
-                copy_file(source, entry.path, target, entry.path)
+            with Folder.at(place.parent) as root:
+                _add(source, new, root, place.name)
         _drop_oldest(place.parent)
         return ()
+
+
+def _whole_files(target: Folder) -> list[Entry]:
+    """Return the files of a copy of cached code; files that a power cut has emptied are removed from the copy."""
+    files = [entry for entry in entries(target) if entry.is_file]
+    for entry in files:
+        if not entry.status.st_size:
+            target.remove(entry.path)
+    return [entry for entry in files if entry.status.st_size]
+
+
+def _add(source: Folder, files: Sequence[Entry], root: Folder, name: str) -> None:
+    """Copy files into the cache under a name; the caller holds the lock. Raises: OSError.
+
+    All are flushed by one call, which for 212 files of 160 MiB takes a fifth of the time of fsync for each.
+    """
+    if not files:
+        return
+    remove_tree(root, _ADDING)  # of an agent that was killed meanwhile
+    try:
+        with root.folder(_ADDING, create=True, mode=0o700) as adding:
+            for number, entry in enumerate(files):
+                copy_file(source, entry.path, adding, str(number))
+            kernel.flush_file_system(adding.path)
+        for number, entry in enumerate(files):
+            root.folder(f"{name}/{entry.path}".rpartition("/")[0], create=True).close()
+            root.rename(f"{_ADDING}/{number}", f"{name}/{entry.path}")
+    finally:
+        remove_tree(root, _ADDING)
 
 
 def _check_closed(root: Path) -> None:

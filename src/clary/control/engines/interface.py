@@ -6,7 +6,7 @@ jobs. Every method is idempotent: it may be called again with the same arguments
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -82,8 +82,14 @@ class Engine(Protocol):
         No process that runs a user's code is started. State after failure: all parts that were made stay until `end`.
         """
 
-    async def start_agents(self, plan: LaunchPlan) -> None:
-        """Start one agent per host of a plan that `launch` returned, unless the agent runs."""
+    async def start_agents(self, plan: LaunchPlan, *, heard: Collection[str] = ()) -> None:
+        """Start one agent per host of a plan that `launch` returned, unless the agent runs.
+
+        Args:
+            plan: result of `launch`.
+            heard: hosts whose agents the service has heard in this attempt; if such an agent has ended, its host is
+                lost, and its folder stays as it is.
+        """
 
     async def hosts(self, plan: LaunchPlan) -> Mapping[str, HostState]:
         """Return host name -> state, for every host of a plan; cheap enough for two calls per second and job."""

@@ -100,6 +100,11 @@ class EmbeddedStore:
         return Endpoint(url=url, region=self._region, credentials=self._credentials, aliases_keys=True)
 
     @property
+    def data_folder(self) -> Path:
+        """Folder of the store's objects and metadata; its process never calls fsync."""
+        return self._data_folder
+
+    @property
     def is_ready(self) -> bool:
         """Whether the store answered its last probe and has not died since."""
         return self._is_ready

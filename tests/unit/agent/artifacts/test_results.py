@@ -95,6 +95,21 @@ def test_a_job_that_failed_keeps_the_model_that_it_made(one):
     assert one.lead(omits_empty_model=True).uploaded == (one.plan.output.model_uri,)
 
 
+def test_results_are_empty_only_where_no_host_has_any(tmp_path):
+    clusters = {
+        path: Cluster(tmp_path / str(number), 3) for number, path in enumerate(("", "model/w", "output/failure"))
+    }
+    for path, cluster in clusters.items():
+        if path:
+            cluster.write("algo-2", path, "w")
+        staged = cluster.stage_others()
+        facts = cluster.lead(staged)
+        assert facts.uploaded
+        assert facts.is_empty is (not path), path
+        if staged:
+            assert cluster.lead(staged).is_empty is False, "the parts are gone, and nothing is known about the objects"
+
+
 def test_one_host_uploads_model_and_output(one):
     one.write("algo-1", "model/weights.bin", b"w" * 100)
     one.write("algo-1", "model/code/inference.py", "def model_fn(): ...")

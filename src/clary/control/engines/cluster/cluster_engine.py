@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -214,8 +214,14 @@ class ClusterEngine:
             raise EngineError(f"setting isolation asks for namespaces; {'; '.join(plain)}", fault=Fault.CAPACITY)
         return replace(ready, warnings=(*ready.warnings, *plain))
 
-    async def start_agents(self, plan: LaunchPlan) -> None:
-        """Let the boots of the pool become agents; agents that already run poll for the attempt."""
+    async def start_agents(self, plan: LaunchPlan, *, heard: Collection[str] = ()) -> None:
+        """Let the boots of the pool become agents; agents that already run poll for the attempt.
+
+        Args:
+            plan: result of `launch`.
+            heard: not needed, since a node boots once: an ended agent is not started again.
+        """
+        del heard
         self.enrolments.expect(plan.pool, len(plan.hosts))
         self.enrolments.admit(
             plan.pool,

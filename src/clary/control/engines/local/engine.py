@@ -20,7 +20,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -123,10 +123,15 @@ class LocalEngine:
         held = replace(held, work_folder=str(folder))
         return held if record.master_port is None else anchors.without_network(held, master_port=record.master_port)
 
-    async def start_agents(self, plan: LaunchPlan) -> None:
-        """Start the agents of the pool that were not started yet or have ended."""
+    async def start_agents(self, plan: LaunchPlan, *, heard: Collection[str] = ()) -> None:
+        """Start the agents of the pool that were not started yet, or have ended unheard.
+
+        Args:
+            plan: result of `launch`.
+            heard: hosts whose agents are not started again, and whose folders keep what those left.
+        """
         folder = Path(plan.pool_folder)
-        await self._locked(folder, lambda: self._start_agents(plan, folder))
+        await self._locked(folder, lambda: self._start_agents(plan, folder, heard))
 
     async def hosts(self, plan: LaunchPlan) -> Mapping[str, HostState]:
         """Return host name -> whether its agent runs, and whether the anchor's link watch found the host cut off."""
@@ -290,7 +295,7 @@ class LocalEngine:
             _log.warning("job %s: its hosts reach this through the proxy at most: %s", plan.job_name, text)
         return own + anchors.relays_of(found.places, own)
 
-    def _start_agents(self, plan: LaunchPlan, folder: Path) -> None:
+    def _start_agents(self, plan: LaunchPlan, folder: Path, heard: Collection[str]) -> None:
         if attempt_record.is_released(folder):
             raise _is_over(plan)
         record = attempt_record.create_record(folder)
@@ -298,7 +303,7 @@ class LocalEngine:
         if record.may_have_unknown_agents:
             # Adopted agents are alive; a recorded agent of the same host may be dead.
             agents |= attempt_processes.adopted_agents(record.mark)
-        dead = {name: agent for name, agent in agents.items() if not agent.is_alive()}
+        dead = {name: agent for name, agent in agents.items() if name not in heard and not agent.is_alive()}
         for name in dead:
             attempt_processes.clear_host(folder, name)
             del agents[name]
@@ -306,7 +311,7 @@ class LocalEngine:
         record = replace(record, agents=agents, may_have_unknown_agents=True, cgroup_places=places)
         attempt_record.write_record(folder, record)
         for host in plan.hosts:
-            if host.name in agents:
+            if host.name in agents or host.name in heard:
                 continue
             host_folder = folder / host.name
             host_folder.mkdir(exist_ok=True)

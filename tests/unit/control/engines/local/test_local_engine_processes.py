@@ -120,6 +120,21 @@ async def test_repeated_starts_give_each_host_one_agent(engine, tmp_path):
     assert await alive(engine, plan) == {"algo-1": True, "algo-2": True}
 
 
+async def test_an_ended_agent_is_started_again_unless_its_host_was_heard(engine, tmp_path):
+    plan = await engine.launch(plan_of(tmp_path))
+    await engine.start_agents(plan)
+    folder = Path(plan.pool_folder)
+    spools = [folder / host / "left-by-the-agent" for host in ("algo-1", "algo-2")]
+    for host, spool in zip(("algo-1", "algo-2"), spools, strict=True):
+        await engine.end_host(plan, host)
+        spool.touch()
+    await engine.start_agents(plan, heard=frozenset({"algo-1"}))
+    assert await alive(engine, plan) == {"algo-1": False, "algo-2": True}
+    assert spools[0].exists()
+    await engine.start_agents(plan)
+    assert await alive(engine, plan) == {"algo-1": True, "algo-2": True}
+
+
 async def test_release_ends_agents_and_their_children_and_can_be_repeated(engine, use_agents, tmp_path):
     ready = tmp_path / "child-pid"
     use_agents(
