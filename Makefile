@@ -30,7 +30,7 @@ setup: $(STAMPS)/service.stamp $(STAMPS)/native.stamp $(STAMPS)/train.stamp $(ST
        $(STAMPS)/minilm.stamp $(STAMPS)/trainer.stamp $(STAMPS)/wandb.stamp $(STAMPS)/deepspeed.stamp \
        $(STAMPS)/transformers-4.37.stamp $(STAMPS)/transformers-4.46.stamp $(STAMPS)/lightning.stamp \
        $(STAMPS)/tensorflow.stamp $(STAMPS)/jax.stamp $(STAMPS)/mxnet.stamp $(STAMPS)/trainer-4.46.stamp \
-       $(STAMPS)/trainer-deepspeed.stamp $(STAMPS)/composer.stamp
+       $(STAMPS)/trainer-deepspeed.stamp $(STAMPS)/composer.stamp $(STAMPS)/xgboost.stamp
 
 test: SANITIZERS = none sample
 test: setup native-test
@@ -264,6 +264,14 @@ $(STAMPS)/mxnet.stamp:
 	mkdir -p $(STAMPS)
 	$(PYTHON) -m venv .venvs/mxnet
 	.venvs/mxnet/bin/pip install --quiet --disable-pip-version-check "mxnet==1.9.1" "numpy<1.24"
+	touch $@
+
+# XGBoost, on CPUs: 470 MB. It asks for NVIDIA's collectives, which only GPUs need, so it comes without its requirements.
+$(STAMPS)/xgboost.stamp:
+	mkdir -p $(STAMPS)
+	$(PYTHON) -m venv .venvs/xgboost
+	.venvs/xgboost/bin/pip install --quiet --disable-pip-version-check numpy scipy
+	.venvs/xgboost/bin/pip install --quiet --disable-pip-version-check --no-deps xgboost==3.2.0
 	touch $@
 
 # The real Horovod, a peer of benchmarks; it is compiled, which takes two minutes.

@@ -56,6 +56,7 @@ _ENVIRONMENTS = (
     "jax",
     "mxnet",
     "tensorflow",
+    "xgboost",
 )
 
 NEEDS = {

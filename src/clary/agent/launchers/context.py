@@ -18,7 +18,7 @@ from clary.contract.launch_plan import HostPlan, Isolation, LaunchPlan
 from clary.contract.ml_tree import MlTree
 from clary.contract.settings.distribution import Distribution, DistributionKind, read_distribution
 from clary.contract.settings.entry_points import EntryKind, EntryPoint
-from clary.contract.settings.hyperparameters import cli_arguments
+from clary.contract.settings.hyperparameters import SUBMIT_DIRECTORY, cli_arguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class LaunchContext:
     python: str  # interpreter of the prepared environment
     library_folder: str  # path of Clary's train side in the program's view
     variables: Mapping[str, str]  # the program's environment, without the launchers' variables
-    entry_point: EntryPoint | None  # None: the hyperparameters name no program
+    entry_point: EntryPoint | None  # None: the job names no program whose code it gives
     arguments: tuple[str, ...]  # of the program
     distribution: Distribution
     open_mpi: OpenMpi | None = None
@@ -89,7 +89,7 @@ class LaunchContext:
         """
         entry_point = self.entry_point
         if entry_point is None:
-            raise no_program_error()
+            raise no_program_error(self.plan)
         if entry_point.kind is EntryKind.SCRIPT:
             return (self.python, RANK_SHIM, entry_point.name, *self.arguments)
         if entry_point.kind is EntryKind.PACKAGE:
@@ -172,11 +172,18 @@ def make_context(
     )
 
 
-def no_program_error() -> AgentError:
-    """Return the error for a job that names no program."""
+def no_program_error(plan: LaunchPlan) -> AgentError:
+    """Return the error for a job that names no program, or names one whose code it does not give."""
+    if plan.program is not None:
+        return AgentError(
+            f"{plan.program.named_by} names {plan.program.name!r}, but there is no code: the hyperparameter "
+            f"{SUBMIT_DIRECTORY} is not set, and the image's environment has no program called 'train'. Set "
+            f"{SUBMIT_DIRECTORY} to an archive with that file, or entry_point and source_dir of the estimator.",
+            fault=Fault.USER,
+        )
     return AgentError(
-        "The job says nowhere what to run: it has no ContainerEntrypoint, no hyperparameter sagemaker_program, and the "
-        "image's environment has no program called 'train'. Set entry_point and source_dir of the estimator, or "
-        "ContainerEntrypoint.",
+        "The job says nowhere what to run: it has no ContainerEntrypoint, no hyperparameter sagemaker_program, no "
+        "SAGEMAKER_PROGRAM in Environment, and the image's environment has no program called 'train'. Set entry_point "
+        "and source_dir of the estimator, or ContainerEntrypoint.",
         fault=Fault.USER,
     )

@@ -11,6 +11,7 @@ from functools import partial
 
 from clary.agent.host.sandbox import ProcessSpec
 from clary.agent.launchers import (
+    built_in,
     command,
     mpi,
     multi_worker_mirrored,
@@ -51,6 +52,7 @@ class Launcher:
 _SMP_NCCL: Mapping[str, str] = {"NCCL_PROTO": "simple", "NCCL_ALGO": "ring"}
 _COMMAND = Launcher(name="command", build=command.build, notes=command.notes, uses_ssh=True)
 _TOOLKIT = Launcher(name="toolkit", build=toolkit.build, notes=toolkit.notes, uses_ssh=True)
+_BUILT_IN = Launcher(name="built_in", build=built_in.build, notes=built_in.notes)
 _PLAIN = Launcher(name="plain", build=plain.build)
 _BY_KIND: Mapping[DistributionKind, Launcher] = {
     DistributionKind.PLAIN: _PLAIN,
@@ -70,13 +72,15 @@ _BY_KIND: Mapping[DistributionKind, Launcher] = {
 
 
 def select(context: LaunchContext) -> Launcher:
-    """Return the launcher for a host: for the request's command, the image's `train`, or the distribution.
+    """Return the launcher for a host: for the request's command, the image's program, or the distribution.
 
     A host whose instance group takes no part in the distribution gets the plain launcher.
     Raises: AgentError with fault USER for a distribution that cannot be launched.
     """
     if context.plan.command is not None:
         return _COMMAND
+    if context.entry_point is None and built_in.is_wanted(context):
+        return _BUILT_IN
     if context.entry_point is None or toolkit.is_asked_for(context):
         return _TOOLKIT
     if not context.distribution.includes(context.host.instance_group):

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from clary.base.errors import EngineError, WireError
 from clary.contract.launch_plan import Environment
+from clary.contract.settings.built_in_algorithms import OTHER_ALGORITHMS, XGBOOST, is_xgboost
 from clary.control.engines.image_tags import choose_environment, differences, rule_for, variables_like, wanted_by
 from clary.control.settings import Settings
 
@@ -97,7 +98,10 @@ def resolve(image: str, settings: Settings, probe: Probe) -> tuple[Environment, 
                 is_mended=is_default,
             )
         return _likened(name, Environment(name=environment_name, python=python, image=image), probe)
-    rule = rule_for(name.repository)
+    algorithm = OTHER_ALGORITHMS.get(name.repository)
+    if algorithm is not None:
+        raise _no_algorithm(image, algorithm)
+    rule = rule_for(XGBOOST if is_xgboost(image) else name.repository)
     if rule is None:
         raise _refused(image, "no image of this name is known here", _image_lines(name, "my-environment"))
     pythons = _environments(settings, probe)
@@ -106,6 +110,10 @@ def resolve(image: str, settings: Settings, probe: Probe) -> tuple[Environment, 
         modules_by_name = {one: _modules_or_none(python, probe) for one, python in pythons.items()}
         choice = choose_environment(wanted_by(rule, name.tag), modules_by_name, default=DEFAULT_ENVIRONMENT)
     chosen = DEFAULT_ENVIRONMENT if choice is None else choice.name
+    if rule.module not in ("", WANTED_MODULE) and (
+        chosen not in pythons or rule.module not in _modules(image, pythons[chosen], chosen, probe)
+    ):
+        raise _without_module(image, name, rule.module, pythons.get(chosen))
     if chosen not in pythons:
         raise _refused(
             image,
@@ -233,6 +241,36 @@ def _likened(name: ImageName, environment: Environment, probe: Probe) -> tuple[E
     if words:
         notes.append(words)
     return replace(environment, variables=variables), tuple(notes)
+
+
+def _without_module(image: str, name: ImageName, module: str, python: str | None) -> WireError:
+    """Return the error for an image whose framework no environment has.
+
+    Args:
+        image: as the request names it.
+        name: its parts.
+        module: of the framework.
+        python: interpreter of the default environment; None without one.
+    """
+    lacking = f"no environment here has the module {module}"
+    if python is not None:
+        lacking = f"the default environment {python} has no module {module}"
+    return _refused(
+        image,
+        f"{lacking}; to have an environment like the image, run: clary environments add {name.short} (the service need "
+        "not be started again)",
+        _image_lines(name, f"my-{module}"),
+        is_mended=True,
+    )
+
+
+def _no_algorithm(image: str, algorithm: str) -> WireError:
+    return WireError(
+        "ValidationException",
+        f"The training image {image} is SageMaker's built-in algorithm {algorithm}, which is not offered here: of the "
+        "built-in algorithms only XGBoost (sagemaker-xgboost) is. Train with a script of your own in an image of a "
+        "framework. An image of your own with this name runs if setting images maps it to an environment.",
+    )
 
 
 def _refused(image: str, why: str, lines: str, *, is_mended: bool = False) -> WireError:

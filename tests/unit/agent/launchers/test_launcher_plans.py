@@ -487,3 +487,32 @@ def test_the_agent_never_runs_the_jobs_own_mpirun_itself(tmp_path: Path) -> None
     mpirun.chmod(0o755)
     assert find_open_mpi({"PATH": str(tmp_path)}, working_folder="/", ask=ask_nobody) is None
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_program_that_only_the_variable_names_and_no_code_is_the_users_error() -> None:
+    context = context_of(entry_point=None, user_environment={"SAGEMAKER_PROGRAM": "train.py"})
+    with pytest.raises(AgentError, match=r"SAGEMAKER_PROGRAM names 'train.py', but there is no code") as info:
+        select(context).build(context)
+    assert info.value.fault is Fault.USER
+
+
+@pytest.mark.parametrize(("tag", "options"), [("1.7-1", ()), ("1.2-2", ("--pickle",))])
+def test_the_image_of_xgboost_brings_the_program_of_a_job_that_names_none(tag: str, options: tuple[str, ...]) -> None:
+    image = f"683313688378.dkr.ecr.us-east-1.amazonaws.com/sagemaker-xgboost:{tag}"
+    context = context_of({"num_round": "5"}, entry_point=None, environment=environment_of(image))
+    launcher = select(context)
+    (process,) = launcher.build(context)
+    assert launcher.name == "built_in"
+    program = ("/env/bin/python", RANK_SHIM, "-m", "clary.train.boosting", "/opt/ml")
+    assert process.argv == (*program, *options)
+    assert launcher.notes(context) == ("the job names no program: SageMaker's built-in algorithm XGBoost runs",)
+
+
+def test_a_script_or_a_program_called_train_precedes_the_algorithm_of_the_image(tmp_path: Path) -> None:
+    environment = environment_of("r/sagemaker-xgboost:1.7-1")
+    assert select(context_of(environment=environment)).name == "plain"
+    assert select(context_of(entry_point=None, environment=environment, command=("true",))).name == "command"
+    (tmp_path / "train").write_text("#!/bin/sh\n")
+    (tmp_path / "train").chmod(0o755)
+    own = context_of(entry_point=None, environment=environment, variables={"PATH": str(tmp_path)})
+    assert select(own).name == "toolkit"

@@ -197,6 +197,37 @@ def test_other_frameworks_need_their_module(repository, module):
     assert resolve(f"{ECR}{repository}:1.7-1", Settings(), probe) is not None
 
 
+@pytest.mark.parametrize("modules", [TORCH, {"/py/plain": {}}])
+def test_a_framework_without_an_environment_is_refused_with_the_command_that_makes_one(modules):
+    with pytest.raises(WireError) as caught:
+        resolve(f"{ECR}sagemaker-xgboost:1.7-1", Settings(), FakeProbe(modules))
+    assert "run: clary environments add sagemaker-xgboost:1.7-1 (" in caught.value.message
+    assert "no Python with torch" not in caught.value.message
+    assert lines_of(caught.value.message)["images"] == {"sagemaker-xgboost:1.7-1": "my-xgboost"}
+
+
+def test_the_algorithm_of_release_0_72_has_an_image_of_another_name():
+    probe = FakeProbe({"/py/boosting": {"torch": "2.8.0", "xgboost": "3.2.0"}})
+    image = "433757028032.dkr.ecr.us-west-2.amazonaws.com/xgboost:1"
+    assert resolve(image, Settings(), probe)[0].python == "/py/boosting"
+    with pytest.raises(WireError, match="no image of this name is known here"):
+        resolve("123456789012.dkr.ecr.us-west-2.amazonaws.com/xgboost:1", Settings(), probe)
+
+
+@pytest.mark.parametrize(
+    ("repository", "algorithm"),
+    [("linear-learner", "Linear Learner"), ("forecasting-deepar", "DeepAR Forecasting"), ("pca", "Principal")],
+)
+def test_other_built_in_algorithms_are_refused_by_their_name_and_may_be_mapped(repository, algorithm):
+    image = f"174872318107.dkr.ecr.us-west-2.amazonaws.com/{repository}:1"
+    with pytest.raises(WireError) as caught:
+        resolve(image, Settings(), FakeProbe(TORCH))
+    assert f"is SageMaker's built-in algorithm {algorithm}" in caught.value.message
+    assert "only XGBoost" in caught.value.message
+    settings = Settings(images={f"{repository}:1": "mine"}, environments={"mine": "/py/torch"})
+    assert resolve(image, settings, FakeProbe(TORCH))[0].name == "mine"
+
+
 def test_the_environment_with_the_versions_of_the_tag_stands_for_an_image():
     probe = FakeProbe(
         {

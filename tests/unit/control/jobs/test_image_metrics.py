@@ -21,7 +21,12 @@ def specification(image=XGBOOST, **members):
     return {"TrainingImage": image, "TrainingInputMode": "File", **members}
 
 
-@pytest.mark.parametrize("image", [XGBOOST, "sagemaker-xgboost", XGBOOST + "@sha256:0", "r:5000/sagemaker-xgboost@x"])
+LEGACY = "433757028032.dkr.ecr.us-west-2.amazonaws.com/xgboost:1"  # release 0.72
+
+
+@pytest.mark.parametrize(
+    "image", [XGBOOST, LEGACY, "sagemaker-xgboost", XGBOOST + "@sha256:0", "r:5000/sagemaker-xgboost@x"]
+)
 def test_xgboost_reports_metrics_of_its_channels_without_definitions(image):
     names = [item["Name"] for item in definitions_of(specification(image))]
     assert {f"validation:{name}" for name in TUNABLE} <= set(names)

@@ -169,6 +169,10 @@ CASES = [
         "sagemaker_program: ",
     ),
     (
+        {**algorithm(), "Environment": {"SAGEMAKER_PROGRAM": "../train.py"}},
+        "Environment's SAGEMAKER_PROGRAM: the entry",
+    ),
+    (
         {
             **groups(("a", 1)),
             **algorithm(),
@@ -180,6 +184,13 @@ CASES = [
         "sagemaker_distribution_instance_groups names 'b', but the job has only the groups a",
     ),
     ({"HyperParameters": {"x": "\0"}}, "hyperparameter 'x' holds a NUL character"),
+    (
+        {
+            "AlgorithmSpecification": {"TrainingImage": "r/sagemaker-xgboost:1.7-1"},
+            "ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 2},
+        },
+        "The built-in algorithm XGBoost runs on one host here, and this job asks for 2: set InstanceCount to 1",
+    ),
 ]
 
 
@@ -198,6 +209,15 @@ def test_a_wait_limit_is_accepted_with_a_retry_strategy_without_spot_capacity():
     request = request_of(RetryStrategy={"MaximumRetryAttempts": 2}, StoppingCondition=limits)
     validation.check(request, SITE)
     assert validation.warnings(request, SITE) == ()
+
+
+def test_scripts_in_the_image_of_xgboost_may_have_several_hosts():
+    members = {"ResourceConfig": {"InstanceType": "ml.m5.large", "InstanceCount": 2}}
+    image = {"TrainingImage": "r/sagemaker-xgboost:1.7-1"}
+    script = {"sagemaker_program": "train.py", "sagemaker_submit_directory": "s3://b/code.tar.gz"}
+    validation.check(request_of(AlgorithmSpecification=image, HyperParameters=script, **members), SITE)
+    with_command = {**image, "ContainerEntrypoint": ["python", "train.py"]}
+    validation.check(request_of(AlgorithmSpecification=with_command, **members), SITE)
 
 
 def test_hyperparameters_choose_no_launcher_for_a_job_with_a_command():

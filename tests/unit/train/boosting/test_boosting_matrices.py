@@ -1,12 +1,36 @@
 """Files of the built-in XGBoost as arrays."""
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from clary.train.boosting.content_types import DataFormat
 from clary.train.boosting.errors import UserMistake
 from clary.train.boosting.matrices import read_table, widened
+from needs import python_of
+
+SOURCE = Path(__file__).resolve().parents[4] / "src"
+PARQUET = """
+import sys
+from pathlib import Path
+import pyarrow
+from pyarrow import parquet
+from clary.train.boosting.content_types import DataFormat
+from clary.train.boosting.errors import UserMistake
+from clary.train.boosting.matrices import read_table
+path = Path(sys.argv[1])
+parquet.write_table(pyarrow.table({"label": [1, 0], "a": [0.5, None], "b": [3, 4]}), path)
+table = read_table([path], DataFormat.PARQUET)
+print(table.labels.tolist(), table.features.tolist())
+parquet.write_table(pyarrow.table({"label": [1], "a": ["x"]}), path)
+try:
+    read_table([path], DataFormat.PARQUET)
+except UserMistake as mistake:
+    print(mistake)
+"""
 
 
 def write(folder, *texts):
@@ -90,3 +114,23 @@ def test_a_file_that_is_not_text_is_refused(tmp_path):
     (tmp_path / "x").write_bytes(b"1,2\n\xff\xfe")
     with pytest.raises(UserMistake, match="x is not text in UTF-8: byte 4 is 0xff"):
         read_table([tmp_path / "x"], DataFormat.CSV)
+
+
+@pytest.mark.needs("sdk3")  # the one environment with pyarrow
+def test_parquet_has_the_label_first(tmp_path):
+    done = subprocess.run(
+        [python_of("sdk3"), "-c", PARQUET, tmp_path / "rows"],
+        env={"PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    table, mistake = done.stdout.splitlines()
+    assert table == "[1.0, 0.0] [[0.5, 3.0], [nan, 4.0]]"
+    assert mistake.startswith("rows is not Parquet with columns of numbers: could not convert string")
+
+
+def test_parquet_without_pyarrow_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserMistake, match="Parquet needs the package pyarrow"):
+        read_table(write(tmp_path, "x"), DataFormat.PARQUET)

@@ -99,7 +99,9 @@ def test_rounds_are_printed_and_the_model_is_written(tmp_path):
     root = make_root(tmp_path, {"eval_metric": "error,f1", "seed": "1"}, validation=rows(50, 2))
     lines, output = train(root)
     number = r"[0-9]\.[0-9]{5}"
-    form = rf"\[(\d)\]#011train-error:{number}#011train-f1:{number}#011validation-error:{number}#011validation-f1:{number}"
+    form = (
+        rf"\[(\d)\]#011train-error:{number}#011train-f1:{number}#011validation-error:{number}#011validation-f1:{number}"
+    )
     assert [re.fullmatch(form, line)[1] for line in lines] == ["0", "1", "2", "3", "4"]
     assert "train: 200 rows, 3 features, 1 files of CSV" in output
     assert "Warning" not in output
@@ -115,7 +117,12 @@ def test_models_of_early_releases_are_pickles(tmp_path):
 
 
 def test_training_stops_early_and_keeps_the_best_rounds(tmp_path):
-    settings = {"num_round": "200", "early_stopping_rounds": "3", "_tuning_objective_metric": "validation:auc", "eta": "1"}
+    settings = {
+        "num_round": "200",
+        "early_stopping_rounds": "3",
+        "_tuning_objective_metric": "validation:auc",
+        "eta": "1",
+    }
     lines, _ = train(make_root(tmp_path, settings, validation=rows(60, 2, noise=0.3)))
     values = [float(re.search(r"validation-auc:([0-9.]+)", line)[1]) for line in lines]
     best = values.index(max(values))
@@ -125,9 +132,10 @@ def test_training_stops_early_and_keeps_the_best_rounds(tmp_path):
 
 def test_weights_change_the_model(tmp_path):
     text = "1,1,0\n0,9,0\n1,1,1\n0,1,1\n"  # the second column: weights of the rows in favour of 0
-    root = make_root(tmp_path, {"csv_weights": "1", "eval_metric": "error", "max_depth": "1"}, train=text)
-    lines, _ = train(root)
-    assert lines[0] == "[0]#011train-error:0.16667", "one wrong row of weight 1 or 1 in 12"
+    settings = {"csv_weights": "1", "eval_metric": "error", "max_depth": "1"}
+    lines, _ = train(make_root(tmp_path, settings, train=text, validation="1,3,0\n0,1,1\n"))
+    # The zeros have most of the weight: both ones of `train`, 2 of 12, and that of `validation`, 3 of 4, are wrong.
+    assert lines[0] == "[0]#011train-error:0.16667#011validation-error:0.75000"
 
 
 def test_a_job_resumes_from_its_newest_readable_checkpoint(tmp_path):
@@ -135,7 +143,7 @@ def test_a_job_resumes_from_its_newest_readable_checkpoint(tmp_path):
     lines, _ = train(root)
     assert len(lines) == 7
     folder = root / "checkpoints"
-    assert sorted(path.name for path in folder.iterdir()) == [f"xgboost-checkpoint.{round}" for round in range(2, 7)]
+    assert sorted(path.name for path in folder.iterdir()) == [f"xgboost-checkpoint.{number}" for number in range(2, 7)]
     (folder / "xgboost-checkpoint.6").write_bytes(b"{cut")
     lines, output = train(root)
     assert [line.partition("]")[0] for line in lines] == ["[6"]

@@ -40,7 +40,11 @@ def _names_a_registry(use: Use) -> bool:
 CREATE_TRAINING_JOB = (
     honoured("TrainingJobName", "name of the job; unique"),
     honoured("HyperParameters", "hyperparameters.json, SM_HPS and arguments of the program, byte for byte"),
-    honoured("AlgorithmSpecification.TrainingImage", "names a Python environment of this machine: setting images"),
+    honoured(
+        "AlgorithmSpecification.TrainingImage",
+        "names a Python environment of this machine: setting images; of SageMaker's built-in algorithms XGBoost runs "
+        "without a script (docs/xgboost.md), the others are refused by name",
+    ),
     not_here(
         "AlgorithmSpecification.AlgorithmName",
         "AlgorithmName is not supported: marketplace algorithms do not exist outside AWS. Use TrainingImage.",

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from clary.contract.settings.built_in_algorithms import is_xgboost
+
 MAX_DEFINITIONS, MAX_REGEX = 40, 500  # limits of a request (AWS API reference)
-_XGBOOST = "sagemaker-xgboost"
 # Metrics of evaluation rounds, each of which may be tuned.
 _VALIDATION = (
     *("accuracy", "auc", "aucpr", "balanced_accuracy", "f1", "f1_binary", "f1_macro", "map", "ndcg", "precision"),
@@ -31,8 +32,7 @@ def definitions_of(specification: Mapping[str, Any]) -> list[Mapping[str, str]]:
     given = specification.get("MetricDefinitions")
     if given:
         return list(given)
-    image = str(specification.get("TrainingImage") or "").partition("@")[0]
-    return _of_xgboost() if image.rpartition("/")[2].partition(":")[0] == _XGBOOST else []
+    return _of_xgboost() if is_xgboost(str(specification.get("TrainingImage") or "")) else []
 
 
 def with_metrics(specification: Mapping[str, Any]) -> dict[str, Any]:
