@@ -57,8 +57,10 @@ def client_variables(
         "AWS_REGION": settings.region,
         # Without this variable, SDKs that find no keys request keys from a cloud metadata address.
         "AWS_EC2_METADATA_DISABLED": "true",
-        # The administrator's file: the SDKs merge the user's own over it, wherever a program says that this one lies.
+        # The SDKs merge the user's file over the administrator's. As the user's, it keeps settings for AWS out of
+        # requests; as the administrator's, it stays where a program names a user's file of its own.
         "SAGEMAKER_ADMIN_CONFIG_OVERRIDE": str(client_folder / SAGEMAKER_CONFIG),
+        "SAGEMAKER_USER_CONFIG_OVERRIDE": str(client_folder / SAGEMAKER_CONFIG),
     }
 
 

@@ -10,8 +10,13 @@ Source: AWS SDKs and Tools Reference Guide, "Shared config and credentials files
 from __future__ import annotations
 
 import configparser
+import fcntl
+import logging
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from clary.base.errors import ClaryError, Fault
@@ -19,11 +24,15 @@ from clary.base.whole_files import replace_durably
 from clary.contract.launch_plan import Credentials
 from clary.control.settings import Settings
 
+_log = logging.getLogger(__name__)
+
 AWS_CONFIG = "aws-config"
 AWS_CREDENTIALS = "aws-credentials"
 DEFAULT = "default"
 _PROFILE = "profile "
 _NAME = re.compile(r"[A-Za-z0-9_.@+=:,/~%-]{1,128}")
+_KEY_ID, _SECRET = "aws_access_key_id", "aws_secret_access_key"
+_OWN_MEMBERS = frozenset({"region", "endpoint_url", "output", _KEY_ID, _SECRET})
 _HEAD = "# Written by `clary env`, which replaces changes.\n"
 
 
@@ -64,18 +73,61 @@ def write_profiles(
     Raises: OSError.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        _write(folder, settings, url=url, credentials=credentials, names=names)
+
+
+def _write(
+    folder: Path, settings: Settings, *, url: str, credentials: Credentials | None, names: Iterable[str]
+) -> None:
     config, keys = folder / AWS_CONFIG, folder / AWS_CREDENTIALS
+    for path in (config, keys):
+        _keep_foreign(path, own_id="" if credentials is None else credentials.access_key_id)
     known = {*names, *_names_in(config)} - {DEFAULT}
     profiles = [DEFAULT, *sorted(known)]
     values = {"region": settings.region, "endpoint_url": url, "output": "json"}
     pair = {}
     if credentials is not None:
         pair = {
-            "aws_access_key_id": credentials.access_key_id,
-            "aws_secret_access_key": credentials.secret_access_key,
+            _KEY_ID: credentials.access_key_id,
+            _SECRET: credentials.secret_access_key,
         }
     _replace(keys, _HEAD + "".join(_section(name, pair) for name in profiles if pair))
     _replace(config, _HEAD + "".join(_section(_titled(name), values) for name in profiles))
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other call of this user writes the files."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # some network file systems lock no folders
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _keep_foreign(path: Path, *, own_id: str) -> None:
+    """Copy a file to which another tool has written, such as `aws configure`, before it is replaced.
+
+    Args:
+        path: the file; a missing one is no error.
+        own_id: access key id of the caller here; another one may be a real key.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return
+    members = [(name.strip(), value.strip()) for name, _, value in (line.partition("=") for line in text.splitlines())]
+    is_foreign = any(
+        (value and name not in _OWN_MEMBERS) or (name == _KEY_ID and value != own_id) for name, value in members
+    )
+    if not is_foreign:
+        return
+    kept = path.with_name(f"{path.name}.saved-{time.time_ns()}")
+    replace_durably(kept, text.encode())
+    _log.warning("another tool has written to %s, which `clary env` replaces; its content is kept in %s", path, kept)
 
 
 def forget_profiles(folder: Path) -> None:

@@ -169,7 +169,14 @@ def test_a_page_that_was_stored_as_an_object_has_an_origin_of_its_own(service: S
     url = s3.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": key})
     with urllib.request.urlopen(url) as answer:
         assert answer.headers["Content-Type"] == "text/html"
-        assert answer.headers.get_all("Content-Security-Policy") == ["sandbox allow-scripts"]
+        assert answer.headers.get_all("Content-Security-Policy") == [
+            "sandbox allow-scripts allow-downloads allow-popups allow-modals"
+        ]
         assert answer.headers.get_all("X-Content-Type-Options") == ["nosniff"]
     for path in (f"/{BUCKET}?list-type=2", f"/{BUCKET}/never", f"/{BUCKET}/{key}?acl"):
-        assert send(service, "GET", path).headers["content-security-policy"] == "sandbox allow-scripts"
+        assert (
+            send(service, "GET", path).headers["content-security-policy"]
+            == "sandbox allow-scripts allow-downloads allow-popups allow-modals"
+        )
+    s3.put_object(Bucket=BUCKET, Key=key, Body=b"%PDF-1.7", ContentType="application/pdf")
+    assert "content-security-policy" not in send(service, "GET", f"/{BUCKET}/{key}").headers

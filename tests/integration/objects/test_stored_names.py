@@ -286,3 +286,14 @@ def test_agents_list_only_keys_that_begin_with_the_prefix(service: Service, plai
         plain.put_object(Bucket=BUCKET, Key=f"{key}/{name}", Body=b"1")
     with ObjectStore(service.store) as store:
         assert [info.key for info in store.list_objects(BUCKET, f"{key}/a/.")] == [f"{key}/a/.env"]
+
+
+@pytest.mark.parametrize("prefix", ["logs//", "a\\b", "tmp/.", "x["])
+def test_rules_that_would_apply_to_other_keys_are_refused(plain: Any, prefix: str) -> None:
+    rule = {"ID": "1", "Status": "Enabled", "Filter": {"Prefix": prefix}, "Expiration": {"Days": 1}}
+    with pytest.raises(ClientError) as error:
+        plain.put_bucket_lifecycle_configuration(Bucket=BUCKET, LifecycleConfiguration={"Rules": [rule]})
+    assert refusal(error) == ("NotImplemented", 501)
+    rule["Filter"] = {"Prefix": "logs/"}
+    plain.put_bucket_lifecycle_configuration(Bucket=BUCKET, LifecycleConfiguration={"Rules": [rule]})
+    plain.delete_bucket_lifecycle(Bucket=BUCKET)

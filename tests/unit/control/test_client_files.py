@@ -30,6 +30,7 @@ def test_variables_name_service_keys_region_and_configuration():
         "AWS_REGION": "eu-west-1",
         "AWS_EC2_METADATA_DISABLED": "true",
         "SAGEMAKER_ADMIN_CONFIG_OVERRIDE": "/s/client/sagemaker-config.yaml",
+        "SAGEMAKER_USER_CONFIG_OVERRIDE": "/s/client/sagemaker-config.yaml",
     }
 
 

@@ -98,3 +98,26 @@ def test_the_default_profile_is_written_once(folder):
     parser = configparser.RawConfigParser(strict=True)
     parser.read(folder / "aws-config")
     assert parser.sections() == ["default", "profile my"]
+
+
+@pytest.mark.parametrize(
+    ("name", "added"),
+    [
+        ("aws-credentials", "\n[work]\naws_access_key_id = AKIAREAL\naws_secret_access_key = real\n"),
+        ("aws-config", "\n[sso-session team]\nsso_region = eu-west-1\n"),
+    ],
+)
+def test_what_another_tool_has_written_is_kept_beside_the_files(folder, name, added, caplog):
+    write(folder, "work")
+    with (folder / name).open("a") as file:
+        file.write(added)
+    changed = (folder / name).read_text()
+    write(folder)
+    (kept,) = folder.glob("*.saved-*")
+    assert kept.name.startswith(f"{name}.saved-")
+    assert kept.read_text() == changed
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert str(kept) in caplog.text
+    write(folder)
+    write(folder, "new", url="http://127.0.0.1:1")
+    assert list(folder.glob("*.saved-*")) == [kept]

@@ -30,7 +30,7 @@ from clary.control.objects.encryption import Encryption
 from clary.control.objects.forms import form_upload
 from clary.control.objects.forms.form_data import FormReader, boundary_of
 from clary.control.objects.forms.form_upload import object_address
-from clary.control.objects.forms.subresources import check_store_pages, check_subresources
+from clary.control.objects.forms.subresources import check_lifecycle, check_store_pages, check_subresources
 from clary.control.objects.front_answers import (
     BUCKET_REGION,
     error_response,
@@ -264,6 +264,8 @@ class S3Front:
         outgoing = replace(outgoing, encryption=wanted)
         if bucket_regions.makes_bucket(asked) and self._region is not None and isinstance(outgoing.data, bytes):
             bucket_regions.check_constraint(outgoing.data, self._region)
+        if self._store.aliases_keys and asked.method == "PUT" and asked.has("lifecycle"):
+            check_lifecycle(outgoing.data)
         if not asked.is_delete_objects:
             return outgoing
         return await look_at_deleted_keys(outgoing, permit, aliases_keys=self._store.aliases_keys)

@@ -33,7 +33,12 @@ RETRY_AFTER_S = 1
 
 # Objects share their address with the console. A page that a job stored must not act with the owner's session: in a
 # sandbox a page has an origin of its own, to which browsers send no cookie of the console.
-_HARMLESS = {"Content-Security-Policy": "sandbox allow-scripts", "X-Content-Type-Options": "nosniff"}
+_POLICY = "Content-Security-Policy"
+_HARMLESS = {
+    _POLICY: "sandbox allow-scripts allow-downloads allow-popups allow-modals",
+    "X-Content-Type-Options": "nosniff",
+}
+_PDF = "application/pdf"
 
 _NOT_RETURNED = frozenset(
     ["connection", "keep-alive", "transfer-encoding", "trailer", "upgrade", "date", "server", MARK]
@@ -69,6 +74,8 @@ async def relay(
         response.headers[_CHECKSUM_TYPE] = "FULL_OBJECT"  # the store sends the type only for multipart objects
     for name, value in (*added, *_HARMLESS.items()):
         response.headers[name] = value
+    if response.headers.get("Content-Type", "").partition(";")[0].strip().lower() == _PDF:
+        del response.headers[_POLICY]  # viewers of browsers show no PDF in a sandbox; it runs no code of a page
     response.headers["X-Amzn-RequestId"] = request_id(request)
     if request.body_exists and not request.content.at_eof():
         response.force_close()

@@ -142,9 +142,9 @@ async def look_at_deleted_keys(outgoing: Outgoing, permit: Permit, *, aliases_ke
                     "MalformedXML", f"The XML you provided is longer than {deletion_bodies.MAX_BYTES} bytes."
                 )
     # A thread parses the elements, which may be thousands, so that other requests are answered meanwhile.
-    await asyncio.to_thread(deletion_bodies.check_digests, outgoing.headers, content)
     deletion = await asyncio.to_thread(deletion_bodies.read_deletion, content)
     permit.check_deleted(deletion.keys)
+    await asyncio.to_thread(deletion_bodies.check_digests, outgoing.headers, content)
     headers, body = await asyncio.to_thread(
         deletion_bodies.written, deletion, outgoing.headers, aliases_keys=aliases_keys
     )

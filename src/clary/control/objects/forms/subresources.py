@@ -8,10 +8,13 @@ Source: Amazon S3 API reference; parameters that begin with x- do not change a r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from html import unescape
 from http import HTTPStatus
 
 from clary.base.errors import WireError
+from clary.contract.object_store.stored_names import MARK, may_match_others, stored_name
 from clary.control.objects.s3_request import S3Request
 
 MAX_SHOWN = 40  # characters of a parameter quoted in a refusal
@@ -36,6 +39,9 @@ KNOWN: Mapping[tuple[str, bool], frozenset[str]] = {
 STORE_PAGES = frozenset(("healthz", "readyz", "status"))
 # Subresources of objects for which the store would return the object.
 UNREADABLE = frozenset(("annotation", "torrent"))
+
+
+_PREFIX = re.compile(rb"<(?:\w+:)?Prefix[^>]*>([^<]*)</")
 
 
 def check_store_pages(bucket: str, *, makes_bucket: bool) -> None:
@@ -77,5 +83,31 @@ def check_subresources(asked: S3Request) -> None:
                 "NotImplemented",
                 f"{asked.method} of {what} with ?{name[:MAX_SHOWN]} is not implemented by the embedded object store; "
                 "nothing was changed.",
+                http_status=HTTPStatus.NOT_IMPLEMENTED,
+            )
+
+
+def check_lifecycle(body: object) -> None:
+    """Refuse rules whose prefix the embedded store would apply to other keys: it compares names of `stored_names`.
+
+    Args:
+        body: bytes of the document; any other body but None is too long to be looked at, and refused.
+    Raises: WireError(NotImplemented).
+    """
+    if body is None:
+        return
+    if not isinstance(body, bytes):
+        raise WireError(
+            "NotImplemented",
+            "A lifecycle configuration of more than 64 KiB is not implemented by the embedded object store.",
+            http_status=HTTPStatus.NOT_IMPLEMENTED,
+        )
+    for found in _PREFIX.finditer(body):
+        prefix = unescape(found[1].decode("utf-8", "replace"))
+        if stored_name(prefix) != prefix or may_match_others(prefix) or MARK in prefix:
+            raise WireError(
+                "NotImplemented",
+                f"Lifecycle rules for the prefix {prefix[:200]!r} are not implemented by the embedded object store: it "
+                "has an empty part or a backslash, or ends with '[' or a part '.'.",
                 http_status=HTTPStatus.NOT_IMPLEMENTED,
             )

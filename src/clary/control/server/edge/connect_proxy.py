@@ -33,7 +33,7 @@ from clary.base.errors import EngineError, Fault, ObjectStoreError
 from clary.control.egress import bucket_probe, forwarding, local_users, own_addresses, tunnels
 from clary.control.egress.addresses import Address
 from clary.control.egress.heads import Asked, BadHead, body_length, read_request
-from clary.control.egress.policy import Decision, EgressPolicy
+from clary.control.egress.policy import INTERNET_PORT, Decision, EgressPolicy
 from clary.control.egress.resolver import Resolver
 from clary.control.egress.tunnels import close
 from clary.control.objects.s3_request import bucket_of_host
@@ -48,6 +48,8 @@ IDLE_TIMEOUT_S = 900.0  # limit without a byte in either direction; longer than 
 MAX_HEAD_BYTES = 16 * 1024
 MAX_CONNECTIONS = 512  # concurrent ones, with or without a tunnel; each takes two descriptors
 REMEMBER_S = 600.0  # how long an answer of AWS about a bucket counts
+DOUBT_S = 10.0  # how long an unclear one counts
+MAX_PROBES = 8  # questions to AWS at once
 MAX_REMEMBERED = 1000  # such answers
 # Domains of every partition; source: botocore, endpoints.json, dnsSuffix.
 AWS_DOMAINS = (
@@ -94,6 +96,8 @@ class ConnectProxy:
         policy = policy or EgressPolicy(has_internet=has_internet)
         self._policy = replace(policy, own_ports=policy.own_ports | {tls_port})
         self._is_own = is_own or own_addresses.is_own
+        self._probes: dict[str, asyncio.Future[bool]] = {}  # questions to AWS that are under way
+        self._probing = asyncio.Semaphore(MAX_PROBES)
         self._resolver = Resolver()
         # A job gets at most a quarter of all places, and jobs never use the places of the owner's clients.
         self._table: ConnectionTable[asyncio.StreamWriter] = ConnectionTable(MAX_CONNECTIONS)
@@ -119,6 +123,10 @@ class ConnectProxy:
     async def close(self) -> None:
         """Stop listening and end all connections."""
         await self._acceptor.close()
+        probes = list(self._probes.values())
+        for probe in probes:
+            probe.cancel()
+        await asyncio.gather(*probes, return_exceptions=True)
         self._resolver.close()
 
     async def _serve_logged(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -224,7 +232,7 @@ class ConnectProxy:
         Any doubt leads to this service, which answers with its own error.
         """
         bucket = bucket_of_host(asked.name)
-        if bucket is None or self._has_bucket is None or not asked.is_tunnel:
+        if bucket is None or self._has_bucket is None or not asked.is_tunnel or asked.port != INTERNET_PORT:
             return False
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -237,14 +245,25 @@ class ConnectProxy:
             return False
 
     async def _aws_has(self, name: str, addresses: Sequence[str]) -> bool:
-        now_s = asyncio.get_running_loop().time()
-        found, until_s = self._at_aws.get(name, (False, 0.0))
-        if now_s >= until_s:
-            found = await bucket_probe.aws_has_bucket(name, addresses)
-            if len(self._at_aws) >= MAX_REMEMBERED:
-                self._at_aws.clear()
-            self._at_aws[name] = (found, now_s + REMEMBER_S)
-        return found
+        known = self._at_aws.get(name)
+        if known is not None and asyncio.get_running_loop().time() < known[1]:
+            return known[0]
+        if name not in self._probes:  # several connections to one name share a question
+            self._probes[name] = asyncio.ensure_future(self._probe(name, addresses))
+        return await asyncio.shield(self._probes[name])
+
+    async def _probe(self, name: str, addresses: Sequence[str]) -> bool:
+        try:
+            async with self._probing:
+                found = await bucket_probe.aws_has_bucket(name, addresses)
+            while len(self._at_aws) >= MAX_REMEMBERED:
+                del self._at_aws[next(iter(self._at_aws))]
+            for_s = DOUBT_S if found is None else REMEMBER_S
+            self._at_aws.pop(name, None)
+            self._at_aws[name] = (bool(found), asyncio.get_running_loop().time() + for_s)
+            return bool(found)
+        finally:
+            del self._probes[name]
 
     def _is_ours(self, name: str) -> bool:
         return name in self._own_names or f"*.{name.partition('.')[2]}" in self._own_names

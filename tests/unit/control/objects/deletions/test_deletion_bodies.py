@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from clary.base.errors import WireError
 from clary.contract.object_store.stored_names import stored_name
+from clary.control.objects.deletions import deletion_bodies
 from clary.control.objects.deletions.deletion_bodies import Deletion, check_digests, read_deletion, written
 
 
@@ -97,3 +99,17 @@ def test_conditions_that_the_embedded_store_ignores_reach_other_stores_alone() -
     deletion = read_deletion(b"<Delete><Object><Key>a</Key><Size>3</Size></Object></Delete>")
     assert refused(written, deletion, [], aliases_keys=True) == ("NotImplemented", 501)
     assert b"<Size>3</Size>" in written(deletion, [], aliases_keys=False)[1]
+
+
+def test_a_digest_is_computed_once_however_often_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = []
+    digests = dict.fromkeys(deletion_bodies._DIGESTS, lambda body: computed.append(body) or b"1234")
+    monkeypatch.setattr(deletion_bodies, "_DIGESTS", digests)
+    right = base64.b64encode(b"1234").decode()
+    check_digests([("x-amz-checksum-crc64nvme", right)] * 500, b"body")
+    assert computed == [b"body"]
+    twice = [("x-amz-checksum-crc64nvme", right), ("x-amz-checksum-crc64nvme", "AAAA")]
+    assert refused(check_digests, twice, b"body") == ("InvalidRequest", 400)
+    many = [("content-md5", right), ("x-amz-checksum-crc32", right), ("x-amz-checksum-sha1", right)]
+    assert refused(check_digests, many, b"body") == ("InvalidRequest", 400)
+    assert computed == [b"body"]
