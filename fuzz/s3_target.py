@@ -10,6 +10,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import xml.etree.ElementTree as ET
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from clary.base.errors import WireError
 from clary.contract import sigv4
 from clary.control.objects import payloads, s3_request
 from clary.control.objects.authentication import V2_SUBRESOURCES, Caller, ChunkSeed, authenticate
+from clary.control.objects.deletions import deletion_bodies
 from clary.control.objects.s3_request import S3Request
 from fuzz.byte_reader import ByteReader
 from fuzz.findings import found, require
@@ -273,7 +275,7 @@ def _run_bodies(reader: ByteReader, runner: asyncio.Runner) -> None:
     passed = runner.run(_collect(payloads.check_sha256(_pieces(body, 1 + reader.byte()), signed_hash)))
     require(passed == (data if body == data else None), "another body than the signed one passes", passed=passed)
     document = b"".join(reader.choose(_DELETE) if reader.chance() else reader.chunk() for _ in range(reader.below(8)))
-    _quietly(lambda: s3_request.check_delete_objects(document))
+    _quietly(lambda: _check_deletion(document))
     source = reader.word(("bucket/key", "/bucket/a%2Fb", "bucket", "%zz/", "b/\udcff"))
     _quietly(lambda: s3_request.check_copy_source(source))
     target = reader.word(("/bucket/key?acl", "http://h/bucket", "http://[", "*", "//"))
@@ -284,6 +286,14 @@ def _run_bodies(reader: ByteReader, runner: asyncio.Runner) -> None:
     asked = _asked(Sent(reader.choose(_METHODS), path, query, (("host", reader.word(_HOSTS)),)))
     if not isinstance(asked, str):
         require(asked.path.isascii(), "a path can not be signed", asked=asked)
+
+
+def _check_deletion(document: bytes) -> None:
+    """Check that the store gets exactly the keys that were read and checked."""
+    deletion = deletion_bodies.read_deletion(document)
+    _, body = deletion_bodies.written(deletion, [], aliases_keys=False)
+    keys = [element.text for element in ET.fromstring(body).iter("Key")]
+    require(keys == deletion.keys, "the store deletes other keys", body=body, keys=deletion.keys)
 
 
 def _quietly(act: object) -> None:

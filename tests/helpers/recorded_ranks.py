@@ -60,7 +60,7 @@ class Ranks:
     def calls(self, kind="gloo"):
         """Return rank -> its calls in the group of all ranks, newest first."""
         now_ns = time.monotonic_ns()
-        records = {record.rank: groups_of(record, now_ns) for record in read_records(self.folder)}
+        records = {record.rank: groups_of(record, now_ns) for record in read_records(self.folder).records}
         found = {}
         for rank, groups in records.items():
             for group in groups:
@@ -77,7 +77,7 @@ class Ranks:
 
     def counted(self, is_over=False):
         """Compare the ranks' records, in the form that a dump of their host has."""
-        records, now_ns = read_records(self.folder), time.monotonic_ns()
+        records, now_ns = read_records(self.folder).records, time.monotonic_ns()
         facts = {"parent": 1, "command": "", "state": "S", "wait_channel": "", "cpu_s": 0.0, "num_waits": 0}
         facts |= {"cpu_used_s": 0.0, "bytes_moved": 0, "threads": (), "sockets": ()}
         processes = [
@@ -103,7 +103,7 @@ def has(number, state=None):
 
 def rows_of_process(folder):
     """Return the rows of this process for the group of all ranks, newest first."""
-    (record,) = (record for record in read_records(folder) if record.process == os.getpid())
+    (record,) = (record for record in read_records(folder).records if record.process == os.getpid())
     return next(
         group.rows for group in record.groups if group.facts.kind == "gloo" and not group.facts.is_point_to_point
     )

@@ -1,4 +1,4 @@
-"""Command that asks another environment's interpreter about its packages without running what these have planted there.
+"""Command that asks another environment's interpreter about its packages without running hooks that these planted.
 
 Where: the service and agents ask interpreters that jobs use, with their own rights and outside every host. Python runs
 hooks of an environment at its start: lines of .pth files that begin with `import`, sitecustomize and usercustomize. So

@@ -25,7 +25,7 @@ from clary.cli.contexts import (
     write_contexts,
 )
 from clary.cli.tables import table
-from clary.control.client_profiles import forget_profiles
+from clary.control.clients.client_profiles import forget_profiles
 from clary.control.settings import load_settings
 from clary.control.state_folder import StateFolder
 

@@ -14,7 +14,7 @@ from clary.base.errors import ClaryError, Fault
 from clary.cli.connection import Connection, connect
 from clary.cli.contexts import URL_VARIABLE
 from clary.contract.launch_plan import Credentials
-from clary.control.client_files import (
+from clary.control.clients.client_files import (
     CA_FILE,
     SAGEMAKER_CONFIG,
     UNSET_VARIABLES,
@@ -22,7 +22,7 @@ from clary.control.client_files import (
     sagemaker_config,
     tls_variables,
 )
-from clary.control.client_profiles import checked_name, is_profile_name, profile_variables, write_profiles
+from clary.control.clients.client_profiles import checked_name, is_profile_name, profile_variables, write_profiles
 from clary.control.settings import load_settings
 from clary.control.state_folder import StateFolder
 
@@ -100,7 +100,7 @@ def _run_elsewhere(connection: Connection, options: argparse.Namespace) -> int:
 
 
 def _profiles(connection: Connection, folder: StateFolder, options: argparse.Namespace) -> Mapping[str, str]:
-    """Write the profiles, and return their variables; none, with a message, if the files can not be written."""
+    """Write the profiles, and return their variables; an empty mapping, with a message, if the files can not be written."""
     # Keys that come from the environment alone are not written to a disk.
     credentials = None if connection.context == URL_VARIABLE else connection.secrets.credentials
     try:
@@ -134,7 +134,7 @@ def _profiles_of_shell() -> Mapping[str, str]:
 
 
 def _say_profiles(has_files: bool) -> None:
-    """Say what becomes of the profiles that the caller's shell chooses: a comment, or a message for a bad name."""
+    """Print a comment on each profile that the caller's shell chooses, or a message for a bad name."""
     for variable, name in _profiles_of_shell().items():
         if not is_profile_name(name):
             print(f"clary: {variable} is unset: {name[:150]!a} is no name for a profile here", file=sys.stderr)

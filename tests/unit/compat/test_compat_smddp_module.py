@@ -1,4 +1,4 @@
-"""`smdistributed.dataparallel.torch.distributed`: what programs of SMDDP 1.0 to 1.3 ask before and after they join."""
+"""`smdistributed.dataparallel.torch.distributed`: calls of programs of SMDDP 1.0 to 1.3 before and after they join."""
 
 import os
 import socket

@@ -26,6 +26,7 @@ ONE_PIECE_OF_WORK = {
     "reconcile/job_tasks.py",  # one launch or release
     "reconcile/releasing.py",
     "server/edge/acceptor.py",  # one connection
+    "server/edge/connect_proxy.py",  # one question to AWS
     "server/ownership.py",  # the lease: its loss ends the service
     "server/start_notes.py",
     "server/verification_runs.py",

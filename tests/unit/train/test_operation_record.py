@@ -67,7 +67,7 @@ def test_a_row_is_never_read_half_written_and_a_kill_preserves_the_last_rows(tmp
         seen, end_s = set(), time.monotonic() + LIMIT_S
         while len(seen) < 200:
             assert time.monotonic() < end_s, f"{len(seen)} rows were read"
-            (record,) = read_records(tmp_path)
+            (record,) = read_records(tmp_path).records
             for row in record.groups[0].rows:
                 facts = (row.started_ns, row.finished_ns, row.num_elements)
                 assert facts == (row.number * 3, row.number * 5, row.number * 7)
@@ -75,7 +75,7 @@ def test_a_row_is_never_read_half_written_and_a_kill_preserves_the_last_rows(tmp
     finally:
         os.kill(writer.pid, signal.SIGKILL)
         writer.communicate()
-    (record,) = read_records(tmp_path)
+    (record,) = read_records(tmp_path).records
     assert (record.rank, record.process) == (2, writer.pid)
     rows = record.groups[0].rows
     assert len(rows) >= 7, "one may have been under its pen"
@@ -90,7 +90,7 @@ def test_a_process_has_one_record_with_a_slot_for_each_group(own):
     assert first != second
     row = CallRow(1, 10, 0, 4, -1, 1, 1, ENTERED)
     record.memory[second + 48 : second + 96] = pack_row(row)
-    (found,) = read_records(own)
+    (found,) = read_records(own).records
     assert (found.rank, found.process) == (4, os.getpid())
     assert [(group.facts.name, len(group.rows)) for group in found.groups] == [("0", 0), ("1", 1)]
     assert [path.name for path in own.iterdir()] == [f"4-{os.getpid()}.calls"]
@@ -100,7 +100,7 @@ def test_groups_without_a_free_slot_are_counted(own):
     record = record_of_process(0)
     places = [record.begin_group(GroupFacts(str(index), "gloo", 1)) for index in range(NUM_SLOTS + 3)]
     assert places[NUM_SLOTS:] == [None] * 3
-    (found,) = read_records(own)
+    (found,) = read_records(own).records
     assert (len(found.groups), found.num_left_out) == (NUM_SLOTS, 3)
 
 
@@ -112,7 +112,7 @@ def test_a_forked_child_has_its_own_record(own):
         fresh = record_of_process(0)
         os._exit(0 if fresh is not None and fresh is not record and fresh.process == os.getpid() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert sorted(found.process for found in read_records(own)) == sorted([os.getpid(), child])
+    assert sorted(found.process for found in read_records(own).records) == sorted([os.getpid(), child])
     assert record_of_process(0) is record
 
 
@@ -153,12 +153,12 @@ def test_a_record_in_memory_is_linked_from_its_folder_and_outlives_its_process(t
         assert is_memory_path(str(target))
         assert link.name == f"3-{writer.pid}.calls"
         for roots in ([""], ["/proc/0/root", f"/proc/{os.getpid()}/root"]):
-            (record,) = read_records(tmp_path, roots)
+            (record,) = read_records(tmp_path, roots).records
             assert (record.rank, record.process, record.groups[0].rows[0].number) == (3, writer.pid, 1)
-        assert read_records(tmp_path, ["/proc/0/root"]) == []
+        assert read_records(tmp_path, ["/proc/0/root"]).records == ()
     finally:
         target.unlink()
-    assert read_records(tmp_path) == []
+    assert read_records(tmp_path).records == ()
 
 
 def test_without_space_in_memory_the_record_is_in_its_folder(own, monkeypatch):
@@ -167,7 +167,7 @@ def test_without_space_in_memory_the_record_is_in_its_folder(own, monkeypatch):
     (path,) = own.iterdir()
     assert path.is_file()
     assert not path.is_symlink()
-    assert [found.rank for found in read_records(own)] == [0]
+    assert [found.rank for found in read_records(own).records] == [0]
 
 
 def test_a_full_disk_is_an_error_before_the_file_is_mapped(own, monkeypatch):
@@ -183,4 +183,4 @@ def test_a_full_disk_is_an_error_before_the_file_is_mapped(own, monkeypatch):
 def test_the_file_is_named_by_the_launcher_s_rank(own, monkeypatch):
     monkeypatch.setenv("RANK", "11")
     assert record_of_process(0) is not None
-    assert [found.rank for found in read_records(own)] == [11]
+    assert [found.rank for found in read_records(own).records] == [11]

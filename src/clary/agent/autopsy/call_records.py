@@ -54,7 +54,7 @@ class FoundRecords(NamedTuple):
 def read_records(
     home: Path, roots: Sequence[str] = ("",), *, below: Sequence[str] = (), living: Container[int] = ()
 ) -> FoundRecords:
-    """Return the records in a folder, including records that its links name; none if there is no such folder.
+    """Return the records in a folder, including records that its links name; an empty list without such a folder.
 
     Args:
         home: a folder that the program cannot replace.
@@ -72,7 +72,7 @@ def read_records(
 
 
 def _process_of(name: str) -> int:
-    """Return the pid in a file's name, RANK-PROCESS.calls; -1 if it has none."""
+    """Return the pid in a file's name, RANK-PROCESS.calls; -1 for another name."""
     text = name.removesuffix(ENDING).rpartition("-")[2]
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _PID_DIGITS else -1
 

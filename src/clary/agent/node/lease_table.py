@@ -371,7 +371,7 @@ class LeaseTable:
         return True
 
     def _end_starting(self, lease: str) -> bool:
-        """End a keeper that has not recorded itself; return whether there is none any more."""
+        """End a keeper that has not recorded itself; return whether it has ended."""
         starting = self._starting.get(lease)
         if starting is not None:
             starting.process.kill()

@@ -35,7 +35,7 @@ class LeaseTroubles:
         self._words.pop(lease, None)
 
     def age_s(self, lease: str) -> float:
-        """Return the seconds since the first refusal; 0 if there is none."""
+        """Return the seconds since the first refusal; 0 without a refusal."""
         since_s = self._since_s.get(lease)
         return 0.0 if since_s is None else time.monotonic() - since_s
 

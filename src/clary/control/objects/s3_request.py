@@ -177,7 +177,7 @@ def check_copy_source(value: str) -> tuple[str, str]:
 
 
 def check_version(version: str) -> None:
-    """Check the id of a version; an empty text is none.
+    """Check the id of a version; an empty text passes.
 
     Raises: WireError InvalidArgument for an id that would lead the store to another file than the one of this version.
     """
@@ -227,7 +227,7 @@ def _is_path(identifier: str) -> bool:
 
 
 def _capped(name: str, value: str) -> str:
-    """Return the value of a parameter; a page has at most MAX_PAGE entries, whatever is asked, as in S3."""
+    """Return the value of a parameter; a page has at most MAX_PAGE entries, as in S3."""
     is_number = name in _PAGE_SIZES and value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS
     return str(min(int(value), MAX_PAGE)) if is_number else value
 

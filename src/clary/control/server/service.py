@@ -18,7 +18,7 @@ from clary import __version__
 from clary.base.errors import StoreError
 from clary.base.processes import ProcessId
 from clary.control.background_tasks import keep_running
-from clary.control.client_files import SAGEMAKER_CONFIG, sagemaker_config
+from clary.control.clients.client_files import SAGEMAKER_CONFIG, sagemaker_config
 from clary.control.jobs import events
 from clary.control.jobs.training_job import EndCause
 from clary.control.reconcile.desks.profile_keeping import keep_profiles

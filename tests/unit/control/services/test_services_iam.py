@@ -1,4 +1,4 @@
-"""IAM set-up that scripts do before their first job: policies, tags, roles by name; none of it has an effect."""
+"""IAM set-up of scripts before their first job, without effect: policies, tags, roles by name."""
 
 import json
 import logging

@@ -1,5 +1,6 @@
 """Calls of public scripts for smdebug: values before the model's call, hooks of their own, jobs without a hook."""
 
+import contextlib
 import functools
 import json
 import logging
@@ -9,7 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from clary.agent.training.value_lines import of_json_line
 from clary.compat.smdebug import pytorch as smd
@@ -388,3 +393,159 @@ def test_a_trial_tells_when_it_has_read_all_steps(at, lines):
     trial._next_look_s = 0.0
     assert trial.loaded_all_steps is True
     assert trial.steps() == [0]
+
+
+# Values before the backward pass, and what they cost.
+
+
+def of_steps(hook, at, model, *, steps=3, under=contextlib.nullcontext, after=False):
+    """Save a value before each backward pass, or after it; return step -> value."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        loss = model(torch.randn(8, 4)).square().mean()
+        if after:
+            loss.backward()
+        with under():
+            hook.save_tensor("mine", [step], "mine")
+        own = [one.register_post_accumulate_grad_hook(lambda _: None) for one in model.parameters()]
+        own.append(register_optimizer_step_pre_hook(lambda *_: None))
+        if not after:
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for one in own:
+            one.remove()
+    return saved(hook, at, "mine")
+
+
+@in_folder
+def test_a_value_passed_without_gradients_between_loss_and_backward_belongs_to_its_step(at, lines):
+    hook, model = make(at)
+    assert of_steps(hook, at, model, under=torch.no_grad) == {0: 0, 1: 1, 2: 2}
+    assert not lines
+
+
+def fully_sharded(model):
+    mesh = init_device_mesh("cpu", (1,))
+    fully_shard(model[0], mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def units(at, make_units, **options):
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        try:
+            hook = Hook(at, strict=True, save_config=EVERY)
+            model = make_units(torch.nn.Sequential(Net(), torch.nn.Linear(2, 2)))
+            hook.register_module(model)
+            return of_steps(hook, at, model, **options)
+        finally:
+            dist.destroy_process_group()
+
+
+def sharded(uses_originals, model):
+    model[0] = FullyShardedDataParallel(model[0], use_orig_params=uses_originals, device_id=torch.device("cpu"))
+    return FullyShardedDataParallel(model, use_orig_params=uses_originals, device_id=torch.device("cpu"))
+
+
+@in_folder
+def test_a_value_belongs_to_its_step_if_units_of_fsdp_keep_the_parameters(at, lines):
+    assert units(at, functools.partial(sharded, True)) == {0: 0, 1: 1, 2: 2}
+
+
+@in_folder
+def test_a_value_belongs_to_its_step_if_units_of_fsdp_replace_the_parameters(at, lines):
+    assert units(at, functools.partial(sharded, False)) == {0: 0, 1: 1, 2: 2}
+
+
+@in_folder
+def test_a_value_after_the_backward_pass_of_fsdp_belongs_to_the_next_step(at, lines):
+    assert units(at, functools.partial(sharded, True), after=True) == {1: 0, 2: 1}
+
+
+@in_folder
+def test_a_value_belongs_to_its_step_if_a_model_is_registered_before_fsdp_wraps_it(at, lines):
+    def wrapped(model):
+        get_hook().register_module(model)
+        return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+
+    assert units(at, wrapped) == {0: 0, 1: 1, 2: 2}
+
+
+@in_folder
+def test_a_value_belongs_to_its_step_with_fully_shard(at, lines):
+    assert units(at, fully_sharded) == {0: 0, 1: 1, 2: 2}
+
+
+@in_folder
+def test_a_value_after_the_backward_pass_of_fully_shard_belongs_to_the_next_step(at, lines):
+    assert units(at, fully_sharded, after=True) == {1: 0, 2: 1}
+
+
+def num_hooks(model):
+    return sum(len(one._post_accumulate_grad_hooks or ()) for one in model.parameters())
+
+
+@in_folder
+def test_steps_that_are_not_saved_keep_no_values_and_hook_no_parameters(at, lines):
+    hook = Hook(at, strict=True, save_config=debugger.SaveConfig(save_interval=5))
+    hook.register_module(model := torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(10)]))
+    hook.set_mode(ModeKeys.TRAIN)
+    seen = []
+
+    def look(step):
+        hook.save_tensor("mine", [step], "mine")
+        seen.append((len(hook._capture._passed._values), num_hooks(model)))
+
+    train(model, 6, between=look)
+    assert seen == [(1, 20), (0, 0), (0, 0), (0, 0), (1, 7), (1, 20)]
+    assert saved(hook, at, "mine") == {0: 0, 5: 5}
+
+
+@in_folder
+def test_the_first_gradient_removes_all_hooks_and_a_second_backward_pass_is_seen(at, lines):
+    hook, model = make(at)
+    left = []
+    output = model(torch.randn(8, 4))
+    hook.save_tensor("first", [1], "mine")
+    model.fc.weight.register_post_accumulate_grad_hook(lambda _: left.append(num_hooks(model)))
+    output.sum().backward(retain_graph=True)
+    hook.save_tensor("second", [2], "mine")
+    output.sum().backward()
+    assert left == [1, 1]
+    model(torch.randn(8, 4))
+    assert (saved(hook, at, "first"), saved(hook, at, "second")) == ({0: 1}, {0: 2})
+
+
+@in_folder
+def test_a_phase_that_has_been_chosen_counts_before_its_first_step(at, lines):
+    hook, model = make(at, save_config=debugger.SaveConfig(save_interval=5))
+    hook.set_mode(ModeKeys.TRAIN)
+    train(model, 2)
+    hook.set_mode(ModeKeys.EVAL)
+    hook.save_tensor("mine", [7], "mine")
+    train(model, 1)
+    hook.close()
+    assert debugger.create_trial(at).tensor("mine").steps(mode=ModeKeys.EVAL) == [0]
+
+
+# Steps of collections that the program has looked at.
+
+
+@in_folder
+def test_later_steps_of_the_hook_reach_collections_that_were_read_and_not_changed(at, lines):
+    hook, model = make(at, include_collections=["weights", "biases", "gradients"])
+    hook.get_collections()["biases"].save_config.save_interval = 3
+    hook.get_collection("gradients").save_config = debugger.SaveConfig(save_interval=1)
+    train(model, 1)
+    hook.save_config = debugger.SaveConfig(save_interval=2)
+    train(model, 4)
+    hook.save_config.save_interval = 5
+    train(model, 2)
+    assert hook.get_collection("weights").save_config.should_save_step(ModeKeys.TRAIN, 5)
+    hook.close()
+    trial = debugger.create_trial(at)
+    assert trial.tensor("Net_fc.weight").steps() == [0, 2, 4, 5]
+    assert trial.tensor("CrossEntropyLoss_output_0").steps() == [0, 2, 4, 5]
+    assert trial.tensor("Net_fc.bias").steps() == [0, 3, 6]
+    assert trial.tensor("gradient/Net_fc.bias").steps() == [0, 1, 2, 3, 4, 5, 6]

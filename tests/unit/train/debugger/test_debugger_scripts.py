@@ -1,4 +1,4 @@
-"""What public scripts for smdebug do with a hook."""
+"""Uses of a hook by public scripts for smdebug."""
 
 from pathlib import Path
 

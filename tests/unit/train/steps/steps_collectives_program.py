@@ -145,7 +145,7 @@ def test_operations_are_recorded_with_type_and_number_of_elements():
         (lambda: dist.barrier(), ("barrier", 0, "")),
     ]
     for act, wanted in calls:
-        before = own_calls()[0].number if read_records(FOLDER) else 0
+        before = own_calls()[0].number if read_records(FOLDER).records else 0
         act()
         newest = own_calls()[0]
         assert newest.number == before + 1
@@ -184,7 +184,7 @@ def test_a_failed_operation_is_recorded_as_failed_and_its_error_is_raised():
 def test_groups_are_recorded_with_their_ranks_and_separate_numbers():
     group = dist.new_group([0])
     dist.all_reduce(torch.ones(7), group=group)
-    (record,) = (record for record in read_records(FOLDER) if record.process == os.getpid())
+    (record,) = (record for record in read_records(FOLDER).records if record.process == os.getpid())
     new = record.groups[-1]
     assert (tuple(new.facts.ranks), new.facts.size, new.facts.rank) == ((0,), 1, 0)
     assert [(row.number, row.num_elements) for row in new.rows] == [(1, 7)]
@@ -266,12 +266,12 @@ class Nameless(dist.ProcessGroup):
 def test_a_group_without_a_name_is_not_recorded_and_ends_no_recording():
     own = Nameless()
     dist.all_reduce(torch.ones(3))
-    (before,) = (record for record in read_records(FOLDER) if record.process == os.getpid())
+    (before,) = (record for record in read_records(FOLDER).records if record.process == os.getpid())
     with contextlib.suppress(RuntimeError):  # the group has no backend
         own.allreduce([torch.ones(2)], dist.AllreduceOptions())
     dist.all_reduce(torch.ones(17))
     assert shown(own_calls()[0]) == ("all_reduce", 17, "float32", "finished")
-    (after,) = (record for record in read_records(FOLDER) if record.process == os.getpid())
+    (after,) = (record for record in read_records(FOLDER).records if record.process == os.getpid())
     assert len(after.groups) == len(before.groups)
 
 

@@ -116,7 +116,7 @@ def test_a_group_of_a_python_class_counts_a_functional_operation_once():
             assert [(call.operation, call.count) for call in found[:5]] == [
                 ("all_reduce", count) for count in (9, 5, 5, 5, 7)
             ]
-        for record in read_records(ranks.folder):
+        for record in read_records(ranks.folder).records:
             assert len([group for group in record.groups if group.rows]) == 1
 
 

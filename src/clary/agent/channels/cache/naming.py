@@ -64,7 +64,7 @@ def identity_of(*, endpoint_url: str, bucket: str, key: str, etag: str, size_byt
 
 
 def _family(bucket: str, key: str, size_bytes: int) -> tuple[str, ...]:
-    """Return what objects have in common that may stand for one another if sum and size are equal."""
+    """Return the common part of the keys of objects that may stand for one another if sum and size are equal."""
     if not size_bytes:
         return ()  # there is one empty content
     folders, slash, name = key.rpartition("/")

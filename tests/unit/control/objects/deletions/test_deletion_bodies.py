@@ -1,4 +1,4 @@
-"""Bodies of DeleteObjects: what is read, what is refused, and what the store gets."""
+"""Bodies of DeleteObjects: keys that are read, bodies that are refused, and the body that the store gets."""
 
 from __future__ import annotations
 

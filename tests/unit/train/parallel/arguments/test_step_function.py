@@ -6,6 +6,8 @@ import inspect
 import pickle
 from typing import Any
 
+import pytest
+
 from clary.train.parallel.arguments.step_function import StepFunction
 
 
@@ -51,12 +53,15 @@ class Trainer:
     def any_arguments(*args: Any) -> Any:
         return args
 
+    @decorated
+    def oddly_named(this, batch: Any, *, scale: int = 1) -> Any:
+        return this, batch * scale
+
 
 def test_a_function_of_a_class_without_self_gets_no_instance() -> None:
     trainer = Trainer()
     assert trainer.without_self("model", 2) == ("model", 2)
     assert trainer.without_self(model="model", batch=2) == ("model", 2)
-    assert trainer.any_arguments("model") == ("model",)
     assert Trainer.without_self("model", 2) == ("model", 2)
 
 
@@ -68,6 +73,28 @@ def test_methods_get_their_instance_or_class() -> None:
     assert trainer.static(2) == Trainer.static(2) == 2
     assert trainer.of_class(2) == Trainer.of_class(2) == (Trainer, 2)
     assert trainer.of_oddly_named_class(2) == Trainer.of_oddly_named_class(2) == (Trainer, 2)
+
+
+def test_a_call_that_fits_only_with_the_instance_gets_it() -> None:
+    trainer = Trainer()
+    assert trainer.oddly_named(2) == trainer.oddly_named(batch=2) == (trainer, 2)
+    assert trainer.oddly_named(2, scale=3) == (trainer, 6)
+    assert trainer.oddly_named("model", 2) == Trainer.oddly_named("model", 2) == ("model", 2)
+    assert trainer.any_arguments(2) == (trainer, 2)
+    with pytest.raises(TypeError, match="missing 2 required positional arguments"):
+        trainer.without_self()
+    with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given"):
+        trainer.without_self(1, 2, 3)
+
+
+def test_a_function_of_an_instance_equals_that_of_its_class_and_is_pickled() -> None:
+    trainer = Trainer()
+    assert trainer.without_self == Trainer.without_self
+    assert (trainer.without_self.__name__, str(inspect.signature(trainer.without_self))) == (
+        "without_self",
+        "(model: Any, batch: Any) -> Any",
+    )
+    assert pickle.loads(pickle.dumps(trainer.without_self))("model", 2) == ("model", 2)
 
 
 def test_a_function_keeps_its_name_its_documentation_and_its_signature() -> None:

@@ -62,7 +62,7 @@ def checked_name(name: str) -> str:
 def write_profiles(
     folder: Path, settings: Settings, *, url: str, credentials: Credentials | None, names: Iterable[str]
 ) -> None:
-    """Write the default profile, the named ones, and those that the files have already.
+    """Write the default profile, the named profiles, and the profiles of earlier calls.
 
     Args:
         folder: where the files are; it is made if it is missing.
@@ -145,7 +145,7 @@ def _section(title: str, values: Mapping[str, str]) -> str:
 
 
 def _names_in(path: Path) -> Sequence[str]:
-    """Return the names of profiles in the file of an earlier call; none if it is missing or damaged."""
+    """Return the names of profiles in the file of an earlier call; an empty list if it is missing or damaged."""
     parser = configparser.RawConfigParser(strict=False)
     try:
         parser.read(path, encoding="utf-8")

@@ -9,7 +9,7 @@ from botocore.exceptions import ProfileNotFound
 
 from clary.base.errors import ClaryError
 from clary.contract.launch_plan import Credentials
-from clary.control.client_profiles import checked_name, profile_variables, write_profiles
+from clary.control.clients.client_profiles import checked_name, profile_variables, write_profiles
 from clary.control.settings import Settings
 
 KEYS = Credentials(access_key_id="AKID", secret_access_key="s3cr/et+%x")

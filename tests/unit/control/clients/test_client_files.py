@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from clary.contract.launch_plan import Credentials
-from clary.control.client_files import client_variables, sagemaker_config, tls_variables
+from clary.control.clients.client_files import client_variables, sagemaker_config, tls_variables
 from clary.control.settings import Settings
 
 KEYS = Credentials(access_key_id="AKID", secret_access_key="secret")

@@ -1,0 +1,1 @@
+"""Files and variables by which unmodified clients find this service."""
