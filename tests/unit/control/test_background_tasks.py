@@ -20,6 +20,8 @@ ONE_PIECE_OF_WORK = {
     "engines/local/engine.py",
     "engines/local/network/fabric.py",  # in the process of a job's network, which ends if one of its tasks ends
     "engines/local/network/relay.py",
+    "folder_flush.py",  # one flush
+    "limited_children.py",  # one stream of a child
     "objects/checkpoint_sets.py",
     "objects/seaweed.py",  # one probe
     "reconcile/desks/rehearsal_desk.py",  # one rehearsal
