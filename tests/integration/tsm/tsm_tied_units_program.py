@@ -37,10 +37,10 @@ def begun():
     torch.manual_seed(4)
 
 
-def assert_refused(call, words=NAMES):
+def assert_refused(call, words=NAMES, *given):
     told = None
     try:
-        call()
+        call(*given)
     except ValueError as error:
         told = str(error)
     state.reset()
@@ -89,6 +89,80 @@ def test_a_tie_to_a_unit_that_the_script_wrapped_is_refused(rank, size):
         model = Tied()
         model.embedding = FSDP(model.embedding, **options)
         assert_refused(lambda model=model, options=options: FSDP(model, **options), "head.weight")
+
+
+class WithTieWeights(Tied):
+    def tie_weights(self):
+        self.head.weight = self.embedding.weight
+
+
+class Outer(nn.Module):
+    def __init__(self, kind=Tied):
+        super().__init__()
+        self.inner = kind()
+
+    def forward(self, tokens):
+        return self.inner(tokens)
+
+
+def wrapped(kinds, uses_own, *, delayed, kind=Tied, frozen=False, strategy=ShardingStrategy.FULL_SHARD):
+    """Wrap a model whose tied weights lie one level below it."""
+    with torch.device("meta" if delayed else "cpu"):
+        model = Outer(kind)
+    model.inner.embedding.weight.requires_grad_(not frozen)
+    options = {"use_orig_params": uses_own, "device_id": CPU, "auto_wrap_policy": ModuleWrapPolicy(kinds)}
+    options["sharding_strategy"] = strategy
+    if delayed:
+        initer = DelayedParamIniter(model)
+        options["param_init_fn"] = initer.get_param_init_fn()
+        options["post_param_init_fn"] = initer.get_post_param_init_fn()
+    return FSDP(model, **options)
+
+
+def test_the_refusal_of_a_tie_that_the_policy_splits_names_all_owners_and_the_policy(rank, size):
+    kinds_of_units = ({nn.Embedding}, {nn.Linear}, {nn.Embedding, nn.Linear})
+    for kinds, uses_own, delayed in itertools.product(kinds_of_units, (False, True), (False, True)):
+        for words in ("FSDP: inner.embedding.weight and inner.head.weight are tied and lie in", "auto_wrap_policy"):
+            begun()
+            assert_refused(lambda *given, delayed=delayed: wrapped(*given, delayed=delayed), words, kinds, uses_own)
+
+
+def test_delayed_units_that_the_script_wraps_one_by_one_are_refused(rank, size):
+    for uses_own in (False, True):
+        begun()
+        with torch.device("meta"):
+            model = Tied()
+        initer = DelayedParamIniter(model)
+        options = {"param_init_fn": initer.get_param_init_fn(), "post_param_init_fn": initer.get_post_param_init_fn()}
+        options |= {"use_orig_params": uses_own, "device_id": CPU}
+
+        def wrap(model=model, options=options):
+            model.embedding = FSDP(model.embedding, **options)
+            model.head = FSDP(model.head, **options)
+
+        assert_refused(wrap, "weight")
+
+
+def test_a_model_that_ties_its_weights_itself_is_refused_by_name_too(rank, size):
+    begun()
+    assert_refused(
+        lambda: wrapped({nn.Linear}, True, delayed=True, kind=WithTieWeights), "inner.embedding.weight and inner.head"
+    )
+
+
+def test_delayed_frozen_weights_may_lie_in_two_units(rank, size):
+    for kind, kinds in itertools.product((Tied, WithTieWeights), ({nn.Linear}, {nn.Embedding, nn.Linear})):
+        for uses_own in (False, True):
+            begun()
+            # torch itself cannot cut a weight in two units with `use_orig_params`
+            strategy = ShardingStrategy.NO_SHARD if uses_own else ShardingStrategy.FULL_SHARD
+            model = wrapped(kinds, uses_own, delayed=True, kind=kind, frozen=True, strategy=strategy)
+            model(torch.arange(6)).sum().backward()
+            with FSDP.summon_full_params(model):
+                owners = model.module.inner.embedding, model.module.inner.head
+                first, second = (getattr(one, "module", one).weight for one in owners)
+                assert torch.equal(first, second)
+            state.reset()
 
 
 def test_a_tie_within_a_unit_trains_as_one_weight(rank, size):

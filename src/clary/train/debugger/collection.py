@@ -63,6 +63,7 @@ class Collection:
         self.tensor_names: set[str] = set(tensor_names or ())
         self.reduction_config = reduction_config
         self._save_config = save_config
+        self._lent: SaveConfig | None = None  # what the hook lent, to tell whether the program has changed its copy
         self.save_histogram = save_histogram
         self._modules: list[tuple[Any, bool, bool]] = []
         self.include(include_regex)
@@ -80,6 +81,20 @@ class Collection:
     @save_config.setter
     def save_config(self, given: Any) -> None:
         self._save_config = None if given is None else SaveConfig.parse(given)
+        self._lent = None
+
+    @property
+    def own_save_config(self) -> SaveConfig | None:
+        """The steps that were given for this collection; None while it follows the hook's setting."""
+        return None if self._lent is not None and self._save_config == self._lent else self._save_config
+
+    def lend_save_config(self, steps: SaveConfig) -> None:
+        """Give a collection without steps of its own a copy of the hook's, which the program may change.
+
+        It follows the hook's setting until then.
+        """
+        if self.own_save_config is None:
+            self._save_config, self._lent = steps.changed_by({}), steps.changed_by({})
 
     def include(self, regex: Iterable[str] | str | None) -> None:
         """Add one or more expressions.

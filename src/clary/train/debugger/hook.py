@@ -171,7 +171,8 @@ class Hook(HookOptions, ModuleHooks):
         """Save a tensor, an array or numbers, if one of the collections is saved at its step.
 
         A value belongs to the current step if a module's call, a loss or a gradient of the step follows, and otherwise
-        to the next step: values may be passed before the model is called.
+        to the next step: values may be passed before the model is called. Call `set_mode` before you pass a value for
+        the first step of a phase.
 
         Args:
             tensor_name: name of the tensor in trials.

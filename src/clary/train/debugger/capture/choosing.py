@@ -61,7 +61,7 @@ class Chooser:
         return [
             one
             for one in self.collections
-            if (one.save_config or self._save_config).should_save_step(mode, mode_step)
+            if (one.own_save_config or self._save_config).should_save_step(mode, mode_step)
             and not (mode in (ModeKeys.EVAL, ModeKeys.PREDICT) and one.name in _ONLY_IN_TRAINING)
         ]
 

@@ -34,7 +34,7 @@ class HookOptions:
         include_workers: str,
     ) -> None:
         self.out_dir = str(out_dir or DEFAULT_FOLDER)
-        self.save_config = SaveConfig.parse(save_config)
+        self.save_config = save_config
         self.reduction_config = reduction_config
         self.collection_manager = CollectionManager()
         names = [include_collections] if isinstance(include_collections, str) else list(include_collections or ())
@@ -49,18 +49,30 @@ class HookOptions:
         self.is_automatic = False  # whether the job made the hook, not the program
         self.has_changed = True  # whether choices may have changed since `make_chooser`
 
+    @property
+    def save_config(self) -> SaveConfig:
+        """The steps of collections that have none of their own."""
+        return self._save_config
+
+    @save_config.setter
+    def save_config(self, given: Any) -> None:
+        self._save_config = SaveConfig.parse(given)
+        self.has_changed = True
+
     def get_collection(self, name: str) -> Collection:
         """Return the collection with a name; if it does not exist, make a collection that is saved from now on."""
         if name not in self.collection_manager.collections:
             self.include_collections.add(name)
         self.has_changed = True
-        return self._with_own_steps(self.collection_manager.get(name))
+        collection = self.collection_manager.get(name)
+        collection.lend_save_config(self.save_config)
+        return collection
 
     def get_collections(self) -> dict[str, Collection]:
         """Return all collections by name."""
         self.has_changed = True
         for collection in self.collection_manager:
-            self._with_own_steps(collection)
+            collection.lend_save_config(self.save_config)
         return self.collection_manager.collections
 
     def add_collection(self, collection: Collection) -> None:
@@ -102,8 +114,3 @@ class HookOptions:
             save_config=self.save_config,
             reduction_config=self.reduction_config,
         )
-
-    def _with_own_steps(self, collection: Collection) -> Collection:
-        if collection.save_config is None:
-            collection.save_config = self.save_config.changed_by({})  # a copy of its own, which the program may change
-        return collection

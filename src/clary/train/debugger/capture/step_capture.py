@@ -72,6 +72,7 @@ class StepCapture:
         self._own = own.guarded(self._give_up, strict=strict)
         self._passed, self._early, self._metrics = PassedValues(self._see_tensor), EarlyValues(), MetricFile()
         self._step_mode = ModeKeys.GLOBAL  # phase in which this step began
+        self._has_gradients = False  # whether this step began with gradients; values may be passed under `no_grad`
         self._chooser: Chooser | None = None
         self._now: list[Collection] = []  # collections that this step saves
         self._leaves_be = False  # whether this step is not saved because it would replace another program's step
@@ -135,8 +136,8 @@ class StepCapture:
             self._passed.forget(name)
             return
         self._passed.keep(name, value)
-        if self.step >= 0:
-            self._passed.watch_backward(self.modules.model)
+        if self.step >= 0 and (self._has_gradients or torch.is_grad_enabled()):
+            self._passed.watch_backward(self.modules.model, all_parameters=self._is_wanted(name))
 
     @_guarded
     def see_module(self, name: str, kind: str, given: Any, result: Any) -> None:
@@ -195,6 +196,7 @@ class StepCapture:
         if self._counts_file is None:
             self._counts_file = self._go_on()
         mode = self._step_mode = self._options.mode
+        self._has_gradients = torch.is_grad_enabled()
         self.step += 1
         self.mode_steps[mode] += 1
         if mode is not ModeKeys.GLOBAL:
@@ -286,14 +288,19 @@ class StepCapture:
         return self._output.saves
 
     def _may_be_saved(self, name: str) -> bool:
-        """Whether this step or the next one, in any phase, saves a tensor."""
+        """Whether this step saves a tensor, or the next one of the present phase or of a phase that has begun.
+
+        Step 0 of a phase that never begins would be due for ever.
+        """
         if not self._has_to_save():
             return False
         if self.step < 0:  # the first step's number may come from a checkpoint
             return True
         chooser = self._up_to_date()
         return chooser.wants(self._now, name) is not None or any(
-            chooser.wants(chooser.at(mode, self.mode_steps[mode] + 1), name) is not None for mode in ModeKeys
+            chooser.wants(chooser.at(mode, step + 1), name) is not None
+            for mode, step in self.mode_steps.items()
+            if step >= 0 or mode is self._options.mode
         )
 
     def _has_value(self, name: str) -> bool:

@@ -32,7 +32,7 @@ from clary.train.parallel.fsdp.checkpoint.slice_folders import folder_additions
 from clary.train.parallel.fsdp.experts.wrapping import expert_wrapping
 from clary.train.parallel.fsdp.gradient_norm import clip_gradients
 from clary.train.parallel.fsdp.state import state
-from clary.train.parallel.fsdp.ties import check_units, keeping_ties, trained_ties
+from clary.train.parallel.fsdp.ties import check_units, keeping_ties, naming, trained_ties
 
 PostInit = Callable[[torch.nn.Module], None]
 
@@ -111,20 +111,21 @@ def _constructor(original: Any) -> Any:
         arguments = signature.bind(self, *args, **kwargs).arguments
         model = arguments["module"]
         mistakes.check_synchronised(model, synchronises=bool(arguments.get("sync_module_states")))
-        mistakes.check_not_left(model)
-        before, ties = list(model.parameters()), trained_ties(model)
-        if state.expert_groups is None or not expert_wrapping(arguments, state.expert_groups):
-            _shard_by_degree(arguments)
-        if post_param_init_fn is None:  # also None for the inner units that this unit's constructor wraps
-            original(**arguments)
-        else:
-            token = _post_param_init_fn.set(post_param_init_fn)
-            try:
+        with naming(model):
+            mistakes.check_not_left(model)
+            before, ties = list(model.parameters()), trained_ties(model)
+            if state.expert_groups is None or not expert_wrapping(arguments, state.expert_groups):
+                _shard_by_degree(arguments)
+            if post_param_init_fn is None:  # also None for the inner units that this unit's constructor wraps
                 original(**arguments)
-            finally:
-                _post_param_init_fn.reset(token)
-        check_units(self, ties)
-        mistakes.note_wrapped(self, before)
+            else:
+                token = _post_param_init_fn.set(post_param_init_fn)
+                try:
+                    original(**arguments)
+                finally:
+                    _post_param_init_fn.reset(token)
+            check_units(self, ties)
+            mistakes.note_wrapped(self, before)
 
     return construct
 

@@ -180,23 +180,23 @@ class DelayedParamIniter:
 
     def _finish(self, unit: nn.Module) -> None:
         inside = set(unit.modules())
-        for places in self._ties:
-            if all(module in inside for module, _ in places):
-                self._tie(places)
-        tie_weights(unit)
+        own = [places for places in self._ties if any(module in inside for module, _ in places)]
+        for places in own:
+            self._tie(places, inside)
+        if not any(_is_flat(place) for places in own for place in places):  # a weight that a unit holds cannot be set
+            tie_weights(unit)
         for owner, (module, name) in list(self._wanting.items()):
             parameter = module._parameters.get(name)
             if module in inside and parameter is not None and not parameter.is_meta and not is_unset(parameter):
                 del self._wanting[owner]  # it has the values of the parameter to which it was tied
         self._look_over(unit)
 
-    def _tie(self, places: list[Place]) -> None:
-        held = [module._parameters.get(name) for module, name in places]
-        shared = held[0]
-        flat = [one is None or is_flattened(one) for one in held]  # whether a unit below this one has it
-        if any(flat) and not all(flat):
+    def _tie(self, places: list[Place], inside: set[nn.Module]) -> None:
+        flat = [_is_flat(place) for place in places]
+        if any(flat) and not all(flat) and _is_trained(places):
             refuse_split(self.model, places)
-        if shared is not None and not any(flat):
+        shared = places[0][0]._parameters.get(places[0][1])
+        if shared is not None and not any(flat) and all(module in inside for module, _ in places):
             put(shared, places)
 
     def _look_over(self, module: nn.Module) -> None:
@@ -207,6 +207,18 @@ class DelayedParamIniter:
                 "a reset_parameters or reset_buffers that sets it in the module that owns it, or make the buffer "
                 'outside torch.device("meta")'
             )
+
+
+def _is_flat(place: Place) -> bool:
+    """Return whether a unit of FSDP holds the parameter of a place."""
+    module, name = place
+    parameter = module._parameters.get(name)
+    return parameter is None or is_flattened(parameter)
+
+
+def _is_trained(places: list[Place]) -> bool:
+    """Return whether tied parameters are trained; a unit that took one leaves a view of it at best."""
+    return any(getattr(getattr(module, name, None), "requires_grad", False) for module, name in places)
 
 
 def _fill_norm(module: nn.Module) -> None:

@@ -20,6 +20,7 @@ from torch.nn.utils import clip_grad
 from clary.train.parallel.fsdp.cuts import axes_of
 from clary.train.parallel.fsdp.gradient_norm import axis_group
 from clary.train.parallel.fsdp.state import state
+from clary.train.parallel.fsdp.ties import refuse_split
 from clary.train.parallel.layout.agreement import first_difference
 from clary.train.parallel.mistakes.alike import digest
 from clary.train.parallel.mistakes.taken_names import replace_everywhere
@@ -88,14 +89,12 @@ def check_synchronised(model: nn.Module, *, synchronises: bool) -> None:
 def check_not_left(model: nn.Module) -> None:
     """Check that FSDP is given no weight that a unit which the script made before took from another module.
 
-    Raises: ValueError naming the weight, which would be trained apart.
+    Raises: ValueError naming the weight, which would be trained apart, and its other owners if they are known.
     """
-    for name, one in model.named_parameters():
-        if getattr(one, _LEFT, None) == _FSDP and one.requires_grad:
-            raise ValueError(
-                f"FSDP: {name} and the weight of another module are tied and lie in different units of FSDP, which "
-                "would train them apart: wrap both modules in one unit"
-            )
+    for module in model.modules():
+        for name, one in module._parameters.items():
+            if getattr(one, _LEFT, None) == _FSDP and one is not None and one.requires_grad:
+                refuse_split(model, [(module, name)])
 
 
 def note_wrapped(unit: Any, before: Iterable[nn.Parameter]) -> None:

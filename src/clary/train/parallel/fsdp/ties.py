@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 from torch import nn
@@ -24,6 +26,17 @@ Place: TypeAlias = tuple[nn.Module, str]  # a module and the name of its own par
 
 _FLATTENED = "_fsdp_flattened"  # FSDP's attribute of parameters that a unit holds
 _PREFIX = "_fsdp_wrapped_module."
+
+
+@dataclass(frozen=True)
+class _Names:
+    """Names in the model that FSDP was given, while it wraps the units below."""
+
+    modules: dict[nn.Module, str]
+    owners: dict[str, list[str]]  # a parameter's name to the names of all its owners
+
+
+_names: ContextVar[_Names | None] = ContextVar("_names", default=None)
 
 
 def tie_weights(model: nn.Module) -> None:
@@ -119,6 +132,20 @@ def check_units(unit: nn.Module, ties: list[list[Place]]) -> None:
                 refuse_split(unit, [(module, name)])
 
 
+@contextmanager
+def naming(model: nn.Module) -> Iterator[None]:
+    """Let refusals within a block name owners as in a model; a block within another has no effect."""
+    if _names.get() is not None:
+        yield
+        return
+    owners = {name: names for names in ties_of(model) for name in names}
+    token = _names.set(_Names({module: name for name, module in model.named_modules()}, owners))
+    try:
+        yield
+    finally:
+        _names.reset(token)
+
+
 def is_flattened(parameter: nn.Parameter) -> bool:
     """Return whether a unit of FSDP holds a parameter; without `use_orig_params` its owners lose it instead."""
     return bool(getattr(parameter, _FLATTENED, False))
@@ -128,14 +155,24 @@ def refuse_split(model: nn.Module, places: Sequence[Place]) -> NoReturn:
     """Raise ValueError that names tied weights in different units of FSDP.
 
     Args:
+        model: a model that contains the owners; the block of `naming` takes precedence.
         places: all owners, or one owner whose weight another unit holds.
     """
-    names = {module: name for name, module in model.named_modules()}
-    owners = [f"{names.get(module, '')}.{name}".replace(_PREFIX, "").lstrip(".") for module, name in places]
-    told = f"{owners[0]} and the weight of another module" if len(owners) == 1 else " and ".join(owners)
+    known = _names.get()
+    if known is None or any(module not in known.modules for module, _ in places):
+        known = _Names({module: name for name, module in model.named_modules()}, {})
+    owners = []
+    for module, name in places:
+        path = known.modules.get(module)
+        owners.append(f"{path}.{name}" if path else f"{name} of a {type(module).__name__}")
+    if len(owners) == 1:
+        owners = known.owners.get(owners[0], owners)
+    plain = [name.replace(_PREFIX, "") for name in owners]
+    told = f"{plain[0]} and the weight of another module" if len(plain) == 1 else " and ".join(plain)
     raise ValueError(
         f"FSDP: {told} are tied and lie in different units of FSDP, which would train them apart or lose gradients: "
-        "choose an auto_wrap_policy that leaves them in one unit"
+        "leave them in one unit, by an auto_wrap_policy that wraps none of these modules, or by wrapping a module that "
+        "contains them all"
     )
 
 

@@ -47,7 +47,10 @@ class Streams(Protocol):
         """
 
     def host_space(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
-        """Make host memory for a tensor that will be overwritten.
+        """Make host memory for a tensor that a receive will overwrite.
+
+        All of it is overwritten: the core ends a receive with an error if the message is shorter or longer than it, and
+        nothing is copied back then.
 
         Returns: memory of the tensor's shape, without its values, and a function that waits for the work on the
             program's stream, which may still use the tensor.

@@ -56,6 +56,17 @@ class SlowWork(EndedWork):
         return True
 
 
+class FailedWork(EndedWork):
+    """Ends with an error."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def wait(self, timeout=None):
+        raise self.error
+
+
 class FakeHost:
     """A group of two on host memory, whose other rank has the same tensors."""
 
@@ -109,6 +120,8 @@ class FakeHost:
         return EndedWork(outputs)
 
     def recv(self, tensors, src, tag):
+        if self.error is not None:  # as the core, which leaves the tensor as it is
+            return FailedWork(self.error)
         tensors[0].fill_(7)
         work = SlowWork(self.gate)
         work.source_rank = lambda: src
@@ -256,6 +269,21 @@ def test_a_receive_takes_room_and_copies_nothing_to_the_host():
     assert received.tolist() == [7.0, 7.0]
     assert "down" not in streams.log
     assert streams.log.count("space") == streams.log.count("free") == streams.log.count("up") == 2
+    staged.close()
+
+
+def test_a_receive_of_another_length_than_its_message_fails_and_leaves_the_tensor_as_it_is():
+    staged, host, streams = group()
+    host.error = RuntimeError("a message of 4 bytes met a receive of 12 bytes; name the same size on both sides")
+    received = torch.arange(3.0)
+    work = staged.recv([received], 1, 0)
+    try:
+        work.wait()
+    except RuntimeError as error:
+        told = str(error)
+    assert "met a receive of 12 bytes" in told
+    assert received.tolist() == [0.0, 1.0, 2.0]
+    assert "up" not in streams.log
     staged.close()
 
 
