@@ -100,7 +100,7 @@ def _run_elsewhere(connection: Connection, options: argparse.Namespace) -> int:
 
 
 def _profiles(connection: Connection, folder: StateFolder, options: argparse.Namespace) -> Mapping[str, str]:
-    """Write the profiles, and return their variables; an empty mapping, with a message, if the files can not be written."""
+    """Write the profiles, and return their variables; no variables, but a message, if a file can not be written."""
     # Keys that come from the environment alone are not written to a disk.
     credentials = None if connection.context == URL_VARIABLE else connection.secrets.credentials
     try:

@@ -199,7 +199,7 @@ class Daemon:
         return found[0] if self._try(lambda: found.append(self._table.reports())) else None
 
     def _watched(self) -> list[int]:
-        """Return the descriptors of `LeaseTable.watched`; an empty list while the machine refuses: ends are noticed later then."""
+        """Return the descriptors of `LeaseTable.watched`; an empty list while the machine refuses."""
         found: list[int] = []
         self._try(lambda: found.extend(self._table.watched()))
         return found

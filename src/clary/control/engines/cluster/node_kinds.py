@@ -83,7 +83,7 @@ def _of_several(shape: InstanceShape, kinds: Sequence[NodeKind], num_hosts: int)
 
 
 def choose_known(shape: InstanceShape, kinds: Sequence[NodeKind], *, num_hosts: int) -> Chosen:
-    """Return `choose_kind` among the kinds whose GPUs are known; among all kinds, if the known ones lack GPUs of the type.
+    """Return `choose_kind` among kinds whose GPUs are known; among all kinds, if the known ones lack such GPUs.
 
     Args: as `choose_kind`.
     """

@@ -51,7 +51,7 @@ class HookOptions:
 
     @property
     def save_config(self) -> SaveConfig:
-        """The steps of collections that have none of their own."""
+        """The steps of collections without steps of their own."""
         return self._save_config
 
     @save_config.setter

@@ -155,13 +155,20 @@ class _Call:
 
 
 class Seen(Protocol):
-    """Receives what hooks see."""
+    """Receives tensors and calls from hooks."""
 
     def see_tensor(self, name: str, tensor: torch.Tensor) -> None:
-        """Receive a tensor by its name."""
+        """Receive a tensor [any shape] by its name."""
 
     def see_module(self, name: str, kind: str, given: Any, result: Any) -> None:
-        """Receive a module's name, its class (empty if the name is the class), its arguments and its result."""
+        """Receive a call of a module.
+
+        Args:
+            name: name of the module.
+            kind: its class; empty if the name is the class.
+            given: arguments of the call.
+            result: its result.
+        """
 
     def settle(self) -> None:
         """Learn that a module's call has ended, or that a gradient is there."""

@@ -23,7 +23,7 @@ OfGradient = Callable[[str], Callable[[torch.Tensor], Any]]
 
 @dataclass(frozen=True)
 class OwnHooks:
-    """The hooks that a subclass overrides; None for those that it leaves.
+    """The hooks that a subclass overrides; None for each hook that it leaves.
 
     Args:
         of_module: called with a module, its arguments and its result.
@@ -76,13 +76,20 @@ class Capture(Protocol):
         """The names of modules."""
 
     def see_values(self, name: str, kind: str, side: str, values: Any) -> None:
-        """Save inputs or outputs of a module."""
+        """Save inputs or outputs of a module.
+
+        Args:
+            name: name of the module.
+            kind: its class.
+            side: "input" or "output".
+            values: a tensor, or a nest of tensors.
+        """
 
     def see_tensor(self, name: str, tensor: torch.Tensor) -> None:
-        """Save a tensor if a collection wants it."""
+        """Save a tensor [any shape] if a collection wants it."""
 
     def save_in_any_case(self, name: str, value: torch.Tensor) -> None:
-        """Save a tensor."""
+        """Save a tensor [any shape]."""
 
 
 class ModuleHooks:
@@ -126,7 +133,7 @@ class ModuleHooks:
             self._capture.save_in_any_case(tensor_name, tensor_value)
 
     def _own_hooks(self) -> OwnHooks:
-        """Return the hooks that this object's class overrides; name in the log those that are not called."""
+        """Return the hooks that this object's class overrides; name in the log overridden hooks that are not called."""
         kind = type(self)
         for name in _NOT_CALLED:
             if hasattr(kind, name):

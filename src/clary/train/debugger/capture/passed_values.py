@@ -43,7 +43,7 @@ class PassedValues:
         self._swapping = threading.Lock()  # each GPU has a thread of the backward pass
 
     def keep(self, name: str, value: torch.Tensor) -> None:
-        """Keep a copy, since the program may change the value meanwhile."""
+        """Keep a copy of a value [any shape], since the program may change it meanwhile."""
         self._values[name] = value.detach().clone()
         if value.is_cuda:
             self._streams[name] = torch.cuda.current_stream(value.device)
@@ -79,7 +79,7 @@ class PassedValues:
         self._unwatch()
 
     def settle(self) -> None:
-        """Save all values with the present step, which drops those that it does not save."""
+        """Save all values with the present step, which drops values of collections that it does not save."""
         if not self._values:
             return
         with self._swapping:
@@ -90,7 +90,7 @@ class PassedValues:
             self._save(name, value)
 
     def close(self, has: Callable[[str], bool]) -> None:
-        """Save the values that no event followed with the last step, and name those that it cannot take in the log.
+        """Save values that no event followed with the last step; the log names values that it cannot take.
 
         Args:
             has: whether the last step has a value of a name.

@@ -106,7 +106,7 @@ class StepCapture:
 
     @_guarded
     def save_in_any_case(self, name: str, value: torch.Tensor) -> None:
-        """Save values with the current step, also if the step is not saved; before the first step, with that step."""
+        """Save a value [any shape] with the current step, saved or not; before the first step, with the first step."""
         if not self._has_to_save() or not has_plain_tensors():
             return
         if self.step < 0:
@@ -121,7 +121,7 @@ class StepCapture:
 
         Args:
             name: name of the tensor.
-            value: a tensor on any device.
+            value: a tensor [any shape] on any device.
             collections: names of collections to which it is added; missing collections are made, and saved from now on.
         """
         self._options.add_tensor_name(name, collections)
@@ -170,7 +170,7 @@ class StepCapture:
 
     @_guarded
     def see_tensor(self, name: str, tensor: torch.Tensor) -> None:
-        """Save a tensor if a collection wants it at this step."""
+        """Save a tensor [any shape] if a collection wants it at this step."""
         self._see_tensor(name, tensor)
 
     def close(self) -> None:
