@@ -321,7 +321,9 @@ def test_before_the_gang_is_complete_the_code_is_only_unpacked(tmp_path):
     assert tree_of(code) == BUNDLE
 
 
-@pytest.mark.parametrize("content", [b"", b"evil", archive(**{"clary/__init__.py": "evil"})])
+@pytest.mark.parametrize(
+    "content", [b"", b"evil", archive(**{"clary/__init__.py": "evil"})], ids=["empty", "no archive", "another archive"]
+)
 def test_a_kept_archive_of_another_digest_is_fetched_again(tmp_path, content):
     data = archive(**BUNDLE)
     digest = hashlib.sha256(data).hexdigest()
