@@ -14,7 +14,18 @@ import sys
 import traceback
 import types
 
-FRAMEWORKS = ("torch", "numpy", "tensorflow", "transformers", "boto3", "botocore", "deepspeed", "mxnet", "keras")
+FRAMEWORKS = (
+    "torch",
+    "numpy",
+    "tensorflow",
+    "transformers",
+    "boto3",
+    "botocore",
+    "deepspeed",
+    "mxnet",
+    "keras",
+    "xgboost",
+)
 REFUSES = ("smdebug.mxnet", "smdebug.tensorflow", "smdebug.xgboost")
 
 

@@ -149,7 +149,8 @@ def test_the_process_writes_its_status_in_every_case(saved: Path, rule: str, cod
     assert ("Traceback" in done.stderr) == (code == 1)
 
 
-def test_any_message_of_a_rule_fits_into_the_limit_of_the_agent(saved: Path) -> None:
+def test_any_message_of_a_rule_fits_into_the_limit_of_the_agent(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation.os, "nice", lambda _: 0)  # for this process it would last until the end of all tests
     long = "\N{SNOWMAN}" * 100_000
     rules = f"class Loud:\n    def __init__(self, trial):\n        raise ValueError({long!r})\n"
     given = order(saved, "Loud")
