@@ -118,8 +118,10 @@ def test_files_written_before_a_stop_are_kept(aws, script) -> None:
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
     aws.sagemaker.stop_training_job(TrainingJobName=name)
-    assert wait(aws, name)["TrainingJobStatus"] == "Stopped"
-    assert {"latest", "step-0-of-algo-1/model.pt"} <= set(keys_below(aws, f"{name}/"))
+    facts = wait(aws, name)
+    assert facts["TrainingJobStatus"] == "Stopped"
+    kept = set(keys_below(aws, f"{name}/"))
+    assert {"latest", "step-0-of-algo-1/model.pt"} <= kept, (kept, facts, log_of(aws, name))
 
 
 def test_damaged_checkpoint_sets_fail_the_job_with_that_reason(aws, script) -> None:
