@@ -25,6 +25,7 @@ FRAMEWORKS = (
     "mxnet",
     "keras",
     "xgboost",
+    "scipy",
 )
 REFUSES = ("smdebug.mxnet", "smdebug.tensorflow", "smdebug.xgboost")
 
