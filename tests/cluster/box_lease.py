@@ -23,7 +23,11 @@ class Lease:
         return self
 
     def pid_of(self, word):
-        [pid] = [pid for pid, args in self.bed.processes("box1").items() if f" {word} " in args and ".pyz" in args]
+        def pids():
+            return [pid for pid, args in self.bed.processes("box1").items() if f" {word} " in args and ".pyz" in args]
+
+        until(lambda: len(pids()) == 1, f"one process with {word} runs")
+        [pid] = pids()
         return pid
 
     def kill(self, word):

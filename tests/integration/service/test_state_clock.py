@@ -1,6 +1,10 @@
 """A real service and its agents whose wall clock is set while jobs run: jobs are billed correctly and end when due."""
 
+import contextlib
+import os
+import signal
 import time
+from pathlib import Path
 
 import pytest
 from boto3_clients import Clients, job_request, log_of, unique, wait
@@ -13,6 +17,17 @@ pytestmark = [pytest.mark.timeout(240)]
 DAY_S = 86_400
 STEPS = [60, -60, 3600, -3600, DAY_S, -DAY_S]
 COMPILER = find_compiler()
+
+
+def end_fork_server(home):
+    """Kill the process from which the service of a state folder forks agents; the next launch starts another."""
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if b"clary.agent.fork_server" not in (place / "cmdline").read_bytes().split(b"\0"):
+                continue
+            parent = (place / "stat").read_bytes().rpartition(b")")[2].split()[1].decode()
+            if f"CLARY_HOME={home}".encode() in Path(f"/proc/{parent}/environ").read_bytes().split(b"\0"):
+                os.kill(int(place.name), signal.SIGKILL)
 
 
 @pytest.mark.needs("compiler")
@@ -52,7 +67,8 @@ def test_setting_the_wall_clock_changes_neither_the_end_nor_the_bill_of_a_job(tm
         times = [row["StartTime"] for row in facts["SecondaryStatusTransitions"]]
         assert times == sorted(times)
 
-        clock.set_offset_of_new(DAY_S)  # for new processes such as agents; the service's clock is unchanged
+        clock.set_offset_of_new(DAY_S)  # for new processes; the service's clock is unchanged
+        end_fork_server(tmp_path / "home")  # agents are forked from it, and would have its clock
         skewed = unique("skewed")
         aws.sagemaker.create_training_job(**job_request(skewed, "sleep 1; echo kept > /opt/ml/model/kept"))
         facts = wait(aws, skewed)
