@@ -12,9 +12,8 @@ from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 from clary.base.errors import WireError
-from clary.control.objects.s3_request import S3Request
+from clary.control.objects.s3_request import MAX_PAGE, S3Request
 
-MAX_KEYS = 1000  # S3 returns no more at once, whatever is asked
 MAX_DIGITS = 10
 _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 # Element -> parameter that it repeats, in S3's order; True for a parameter that S3 omits if it was not sent.
@@ -65,12 +64,12 @@ def _repeated(asked: S3Request, repeated: dict[str, tuple[str, bool]], *, is_enc
 
 
 def _num_wanted(asked: S3Request, parameter: str) -> int:
-    text = dict(asked.query).get(parameter) or str(MAX_KEYS)
+    text = dict(asked.query).get(parameter) or str(MAX_PAGE)
     if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS):
         raise WireError(
             "InvalidArgument", f"Provided {parameter} not an integer or within integer range: {text[:40]!r}"
         )
-    return min(int(text), MAX_KEYS)
+    return int(text)  # `s3_request` has capped it
 
 
 def _element(name: str, text: str) -> str:

@@ -13,7 +13,7 @@ import secrets
 import threading
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,27 +137,17 @@ class StreamRegistry:
 
     def delete(self, stream: str) -> bool:
         """Delete a stream; return False if it did not exist."""
-        with self._changing:
-            with self._registry:
-                entry = self._entries.pop(stream, None)
-                if entry is None:
-                    return False
-                self._names.remove(stream)
-                self._opened.pop(stream, None)
-            with entry.lock:
-                entry.is_deleted = True
-                if entry.file is not None:
-                    entry.file.close()
-                    entry.file = None
-                entry.path.unlink(missing_ok=True)
-                entry.path.with_suffix(_INDEX_SUFFIX).unlink(missing_ok=True)
-        return True
+        return self._take_out(stream, _removed) is not None
 
     def set_aside(self, stream: str) -> Path | None:
         """Rename a damaged stream's file, so that the stream can be created anew; return the file's new path.
 
         None for a stream that does not exist any more.
         """
+        return self._take_out(stream, _renamed)
+
+    def _take_out(self, stream: str, act: Callable[[Path], Path]) -> Path | None:
+        """Forget a stream, close its file and act on it; return the result of the act, None without the stream."""
         with self._changing:
             with self._registry:
                 entry = self._entries.pop(stream, None)
@@ -170,10 +160,9 @@ class StreamRegistry:
                 if entry.file is not None:
                     entry.file.close()
                     entry.file = None
-                kept = entry.path.with_suffix(f".{secrets.token_hex(4)}{_DAMAGED_SUFFIX}")
-                entry.path.rename(kept)
+                left = act(entry.path)
                 entry.path.with_suffix(_INDEX_SUFFIX).unlink(missing_ok=True)
-        return kept
+        return left
 
     def names_with(self, prefix: str) -> list[str]:
         """Return the names that begin with `prefix`, sorted."""
@@ -261,6 +250,17 @@ class StreamRegistry:
         with self._registry:
             self._entries = entries
             self._names = sorted(entries)
+
+
+def _removed(path: Path) -> Path:
+    path.unlink(missing_ok=True)
+    return path
+
+
+def _renamed(path: Path) -> Path:
+    kept = path.with_suffix(f".{secrets.token_hex(4)}{_DAMAGED_SUFFIX}")
+    path.rename(kept)
+    return kept
 
 
 def _summarise(file: StreamFile) -> StreamSummary:
