@@ -18,6 +18,7 @@ from typing import Any
 
 from clary.base.errors import ContractError, Fault
 from clary.control.egress.entries import parse_entry
+from clary.control.egress.public_names import AWS_URL, SAMPLE_BUCKETS, check_pattern
 from clary.control.file_systems import check_entry
 from clary.control.permissions.grants import FULL, OWN
 from clary.control.slurm_options import SLURM_OPTIONS, check_slurm_options
@@ -48,9 +49,9 @@ def _table(help_text: str, value_type: type) -> Any:
     return field(default_factory=dict, metadata={"help": help_text, "value_type": value_type})
 
 
-def _texts(help_text: str, check: Callable[[str], Any]) -> Any:
+def _texts(help_text: str, check: Callable[[str], Any], *, default: tuple[str, ...] = ()) -> Any:
     """Declare a list of texts; `check` raises ValueError for an invalid one."""
-    return field(default=(), metadata={"help": help_text, "check": check})
+    return field(default=default, metadata={"help": help_text, "check": check})
 
 
 def _port(default: int, help_text: str) -> Any:
@@ -118,7 +119,9 @@ class Settings:
     )
     num_backups: int = _setting(3, "number of database backups that are kept", least=1, most=1000)
     internet: bool = _setting(
-        True, "let programs reach the internet through the service's proxy: port 443 of public addresses"
+        True,
+        "let programs reach the internet through the service's proxy: port 443 of public addresses; with every engine, "
+        "let the service read public_buckets",
     )
     job_api_access: str = _setting(
         OWN,
@@ -138,6 +141,17 @@ class Settings:
         '"10.1.0.0/16" (every TCP port), "192.168.7.20:5432", "registry.lan:8080"; of this machine only an address '
         'with a port, "127.0.0.1:8088", that is not one of Clary\'s own; of no effect with EnableNetworkIsolation',
         parse_entry,
+    )
+    public_buckets: tuple[str, ...] = _texts(
+        "public buckets of AWS that are read through the service, by anyone with a key, if no bucket of the name "
+        "exists here: names with `*` for any characters; nothing is stored; of no effect without setting internet",
+        check_pattern,
+        default=SAMPLE_BUCKETS,
+    )
+    public_buckets_url: str = _setting(
+        AWS_URL,
+        "https://s3.amazonaws.com, or a mirror of public_buckets, whose objects everybody may read as URL/BUCKET/KEY",
+        pattern=r"https?://[^\s?#]+",
     )
     s3_endpoint_url: str = _setting(
         "", "object store to use; empty starts the embedded SeaweedFS", pattern=r"(https?://\S+)?"

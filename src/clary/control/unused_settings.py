@@ -14,7 +14,6 @@ _REACH = "programs reach the same networks as their nodes"
 _WHOLE = "a host has a whole node"
 # Setting -> engines with which it has no effect, and the reason.
 _UNUSED: Mapping[str, tuple[tuple[str, ...], str]] = {
-    "internet": ((SLURM, BOXES), _REACH),
     "reachable_networks": ((SLURM, BOXES), _REACH),
     "max_hosts": ((SLURM, BOXES), "the number of nodes is the limit"),
     "memory_per_host_bytes": ((SLURM, BOXES), _WHOLE),
@@ -37,5 +36,9 @@ def unused_settings(settings: Settings) -> list[str]:
     if settings.engine != LOCAL and settings.isolation == "processes":
         found.append(
             f"Setting isolation = processes has no effect with engine {settings.engine}: each node decides itself."
+        )
+    if settings.engine != LOCAL and not settings.internet:
+        found.append(
+            f"Setting internet only keeps the service from public_buckets with engine {settings.engine}: {_REACH}."
         )
     return found

@@ -16,7 +16,10 @@ def test_defaults_are_not_reported(engine):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"engine": "slurm", "internet": False}, "Setting internet has no effect with engine slurm: programs reach"),
+        (
+            {"engine": "slurm", "internet": False},
+            "keeps the service from public_buckets with engine slurm: programs reach",
+        ),
         ({"engine": "boxes", "max_hosts": 3}, "Setting max_hosts has no effect with engine boxes"),
         ({"engine": "boxes", "node_python": "python3.12"}, "`clary hosts add --python` names a box's"),
         ({"engine": "local", "advertise_url": "https://h:1"}, "Setting advertise_url has no effect with engine local"),

@@ -43,6 +43,8 @@ from clary.control.objects.incoming_body import IncomingBody
 from clary.control.objects.outgoing_bodies import Outgoing, choose_body, content_length, look_at_deleted_keys
 from clary.control.objects.permits.hidden_markers import HiddenMarkers
 from clary.control.objects.permits.permit import Permit
+from clary.control.objects.public.public_door import PublicDoor
+from clary.control.objects.public.public_store import PublicBuckets
 from clary.control.objects.s3_request import S3Request
 from clary.control.objects.store_link import StoreLink
 from clary.control.permissions.grants import Grants
@@ -109,6 +111,7 @@ class S3Front:
         note_known: called for a request whose sender is authenticated by its body alone.
         why_full: returns a sentence if the store's disk is full, else an empty text. Called when the store fails.
         temporary: verifies keys with a session token; None refuses them.
+        public: reads public buckets of AWS that do not exist here; None reads none. Opened and closed with the front.
     """
 
     def __init__(
@@ -126,6 +129,7 @@ class S3Front:
         note_known: Callable[[web.BaseRequest], None] = lambda _request: None,
         why_full: Callable[[], str] = lambda: "",
         temporary: TemporaryKeys | None = None,
+        public: PublicBuckets | None = None,
     ) -> None:
         self._temporary = temporary
         self._region = region
@@ -137,17 +141,27 @@ class S3Front:
         self._clock = clock
         self._skew_s = skew_s
         self._forward_encryption = forward_encryption
+        self._public = PublicDoor(
+            public or PublicBuckets(()),
+            self._store,
+            clock=clock,
+            region=region or store_endpoint.region,
+            forward_encryption=forward_encryption,
+            refuse_where_full=self._refuse_where_full,
+        )
         self._bucket_of_own_host = bucket_of_own_host
         self._deletions = DeletionLimit()
         self._find_grants = find_grants
         self._why_full = why_full
 
     async def start(self) -> None:
-        """Open the pool of connections; the store need not answer yet."""
+        """Open the pools of connections; the store need not answer yet."""
         await self._store.open()
+        await self._public.open()
 
     async def close(self) -> None:
-        """Close all connections to the store; running requests break off."""
+        """Close all connections; running requests break off."""
+        await self._public.close()
         await self._store.close()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -171,12 +185,16 @@ class S3Front:
             if not self._forward_encryption:
                 check_store_pages(asked.bucket, makes_bucket=bucket_regions.makes_bucket(asked))
                 check_subresources(asked)
+            if await self._public.reads(asked):
+                return await self._public.answer(request, asked, _all_headers(request, asked))
             permit = Permit(self._find_grants(caller.access_key_id), request, asked, hidden=self._hidden)
             if asked.has_unstorable_prefix:
                 return await self._answer_empty_listing(request, asked)
             asked = permit.with_clear_markers(asked)
             with self._deletions.entered(caller.access_key_id) if asked.is_delete_objects else nullcontext():
                 outgoing = await self._translate(request, asked, caller, body, permit)
+                if source := await self._public.source_of(asked, outgoing):
+                    return await self._public.answer_copy(request, asked, outgoing, body, source)
                 return await self._exchange(request, asked, outgoing, body, permit)
         except WireError as error:
             return error_response(request, body.error or error, resource)
@@ -364,6 +382,10 @@ class S3Front:
             # A connection on which a body may not have been sent completely must not be reused.
             answer.close() if body.is_cut_short else answer.release()
 
+    @property
+    def _own_region(self) -> str:
+        return self._region or self._store.region
+
     def _names_markers_wrongly(self, asked: S3Request) -> bool:
         return not self._forward_encryption and completed_answers.lists_encoded(asked)
 
@@ -410,7 +432,7 @@ class S3Front:
             if len(content) > completed_answers.MAX_DOCUMENT_BYTES:
                 raise WireError("InternalError", "The store's answer is too long to be looked at.", http_status=500)
         if is_location:
-            return bucket_regions.location_document(self._region or self._store.region)
+            return bucket_regions.location_document(self._own_region)
         if is_attributes:
             wanted = request.headers.get(completed_answers.ASKED, "")
             versions = [pair for pair in asked.query if pair[0] == "versionId"]
@@ -429,7 +451,7 @@ class S3Front:
         if answer.status not in _GOOD:
             return []
         if asked.bucket and not asked.key and asked.method == "HEAD":
-            return [(BUCKET_REGION, self._region or self._store.region)]
+            return [(BUCKET_REGION, self._own_region)]
         if self._forward_encryption:
             return []
         # only the finished object has the encryption that was named when its upload began

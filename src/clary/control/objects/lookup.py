@@ -7,6 +7,7 @@ channel has no object, or a bucket is missing and is not made (`services.sagemak
 from __future__ import annotations
 
 import http
+from typing import Protocol
 
 from clary.base.clock import Clock
 from clary.base.errors import ObjectStoreError
@@ -17,12 +18,29 @@ MAX_REMEMBERED = 1000
 _BUCKET = None  # cached in place of a prefix: the bucket itself
 
 
-class ObjectLookup:
-    """Checks whether buckets exist, and whether prefixes have a key."""
+class PublicKeys(Protocol):
+    """Keys of public buckets of AWS."""
 
-    def __init__(self, client: StoreClient, clock: Clock) -> None:
+    def names(self, bucket: str) -> bool:
+        """Whether a bucket of this name is read at AWS if it does not exist here."""
+
+    async def has_objects(self, bucket: str, prefix: str) -> bool:
+        """Return whether any key starts with the prefix. Raises: WireError ServiceUnavailable without an answer."""
+
+
+class ObjectLookup:
+    """Checks whether buckets exist, and whether prefixes have a key.
+
+    Args:
+        client: the store's.
+        clock: time for the cache.
+        public: public buckets of AWS, which are asked for keys if no bucket of their name exists here.
+    """
+
+    def __init__(self, client: StoreClient, clock: Clock, public: PublicKeys | None = None) -> None:
         self._client = client
         self._clock = clock
+        self._public = public
         self._found: dict[tuple[str, str | None], float] = {}
 
     async def has_bucket(self, bucket: str) -> bool:
@@ -52,14 +70,19 @@ class ObjectLookup:
     async def has_objects(self, bucket: str, prefix: str) -> bool:
         """Return whether any key of the bucket starts with the prefix; False for a bucket that does not exist.
 
-        Raises: ObjectStoreError if the store does not answer or refuses.
+        Raises: ObjectStoreError if the store does not answer or refuses; WireError ServiceUnavailable if the bucket is
+            a public one of AWS, which does not answer.
         """
         if self._remembers(bucket, prefix):
             return True
         query = [("list-type", "2"), ("max-keys", "1"), ("prefix", prefix)]
         answer = await self._client.request("GET", bucket, query=query)
         if answer.status == http.HTTPStatus.NOT_FOUND:
-            return False
+            public = self._public if self._public is not None and self._public.names(bucket) else None
+            if public is None or not await public.has_objects(bucket, prefix):
+                return False
+            self._remember(bucket, prefix)
+            return True
         if answer.status != http.HTTPStatus.OK:
             raise ObjectStoreError(
                 f"the object store answered {answer.status} when asked for s3://{bucket}/{prefix}",

@@ -19,6 +19,7 @@ from typing import Self
 from urllib.parse import quote, urlsplit
 
 import aiohttp
+from aiohttp.abc import AbstractResolver
 from multidict import CIMultiDictProxy
 from yarl import URL
 
@@ -222,10 +223,18 @@ class StoreClient:
         )
 
 
-def open_session(timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
-    """Return a session that sends and returns data unchanged: no cookies, proxy, decoding or added headers."""
+def open_session(
+    timeout: aiohttp.ClientTimeout, *, max_connections: int = 0, resolver: AbstractResolver | None = None
+) -> aiohttp.ClientSession:
+    """Return a session that sends and returns data unchanged: no cookies, proxy, decoding or added headers.
+
+    Args:
+        timeout: time limits of each request.
+        max_connections: connections that may be open at once; 0: no limit.
+        resolver: resolves names; None: as the machine does.
+    """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0),
+        connector=aiohttp.TCPConnector(limit=max_connections, keepalive_timeout=15.0, resolver=resolver),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=timeout,
         auto_decompress=False,

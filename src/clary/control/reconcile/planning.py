@@ -23,6 +23,7 @@ from clary.contract.launch_plan import (
 )
 from clary.contract.rehearsals import disk_bytes
 from clary.contract.settings.distribution import read_distribution
+from clary.control.egress.public_names import is_public_name
 from clary.control.file_systems import located
 from clary.control.jobs.job_request import JobRequest
 from clary.control.jobs.rules import debug_request
@@ -119,7 +120,7 @@ def build_plan(
         channels=tuple(located(channel, settings.file_systems) for channel in request.channels),
         output=request.output,
         # An attempt's key expires with the attempt, so an unreachable host can store nothing afterwards.
-        object_store=job_endpoint if site.is_remote else site.object_store,
+        object_store=job_endpoint if site.is_remote or _reads_public(request, settings) else site.object_store,
         job_endpoint=job_endpoint,
         service_url=site.service_url,
         agent_token=site.secrets.agent_token(attempt_id),
@@ -162,6 +163,12 @@ def build_plan(
         prepare_order=PREPARE_NUMBER,
         warnings=(*job.warnings, *job.emulation),
     )
+
+
+def _reads_public(request: JobRequest, settings: Settings) -> bool:
+    """Whether a channel may lie in a public bucket of AWS, which agents read through the service."""
+    uris = [channel.s3_uri for channel in request.channels if channel.s3_uri is not None]
+    return any(is_public_name(uri.removeprefix("s3://").partition("/")[0], settings.public_buckets) for uri in uris)
 
 
 def metrics_interval_s(request: JobRequest, settings: Settings) -> float:

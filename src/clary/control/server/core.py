@@ -42,6 +42,7 @@ from clary.control.reconcile.trace_exporter import TraceExporter
 from clary.control.reconcile.unowned_hosts import UnownedHosts
 from clary.control.scheduling.prices import PriceList
 from clary.control.scheduling.spot import SpotSchedule, load_schedule
+from clary.control.server.egress_site import public_buckets
 from clary.control.server.foundations import Foundations
 from clary.control.server.host_source import other_machines, require_same_engine
 from clary.control.services.call import Services
@@ -68,6 +69,7 @@ class Core:
         urls = base.ports.urls(settings)
         self._base = base
         self.egress = egress
+        self.public = public_buckets(settings, egress)
         self.hub = hub = JobHub(store, clock)
         self.notices = RuleNotices(settings.rule_webhook_url)
         self.traces = TraceExporter(settings.otlp_endpoint, headers=settings.otlp_headers, region=settings.region)
@@ -122,7 +124,7 @@ class Core:
             store=store,
             logs=base.logs,
             hub=hub,
-            objects=ObjectLookup(base.client, clock),
+            objects=ObjectLookup(base.client, clock, self.public),
             admission=self.admission,
             queue=QueueOutlook(hub, self.admission, self._past),
             work_folders=self.engine,

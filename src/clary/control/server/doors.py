@@ -75,6 +75,7 @@ async def open_doors(stack: AsyncExitStack, base: Foundations, core: Core, backu
         note_known=settle,
         why_full=partial(why_full, settings.home_folder) if not settings.s3_endpoint_url else lambda: "",
         temporary=services.temporary_keys,
+        public=core.public,
     )
     await front.start()
     stack.push_async_callback(front.close)

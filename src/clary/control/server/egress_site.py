@@ -1,6 +1,7 @@
 """The policy on targets that programs may reach, from the service's settings, environment and ports.
 
-Where: `service` makes the policy at its start; the proxy, the engine's outlets and the notes of `describe` share it.
+Where: `service` makes the policy at its start; the proxy, the engine's outlets and the notes of `describe` share it,
+and the client of public buckets, which `core` makes.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from urllib.parse import urlsplit
 
 from clary.contract.launch_plan import Endpoint
 from clary.control.egress.addresses import Address, plain
+from clary.control.egress.checked_resolver import CheckedResolver
 from clary.control.egress.entries import parse_entry
 from clary.control.egress.package_indexes import index_entries
 from clary.control.egress.policy import EgressPolicy
+from clary.control.egress.public_names import AWS_URL
 from clary.control.egress.resolver import addresses_of
+from clary.control.objects.public.public_store import PublicBuckets
 from clary.control.objects.weed_process import GRPC_OFFSET, StoreRecord
 from clary.control.server.ports import Ports
 from clary.control.settings import Settings
@@ -51,6 +55,20 @@ def egress_policy(
         own_ports=frozenset(port for port in own_ports if port is not None),
         own_places=frozenset((*_places(object_store.url), *_places(settings.database_url))),
     )
+
+
+def public_buckets(settings: Settings, policy: EgressPolicy) -> PublicBuckets:
+    """Return the client of public buckets of AWS, which reads no bucket without setting `internet`.
+
+    Args:
+        settings: `internet`, `public_buckets` and `public_buckets_url`.
+        policy: addresses that AWS's names may have; a mirror that the owner names may have any address.
+    """
+    if not settings.internet:
+        return PublicBuckets(())
+    is_aws = settings.public_buckets_url.rstrip("/") == AWS_URL
+    resolver = CheckedResolver(policy, client="public buckets") if is_aws else None
+    return PublicBuckets(settings.public_buckets, resolver=resolver, url=settings.public_buckets_url)
 
 
 def _places(url: str) -> set[tuple[Address, int]]:

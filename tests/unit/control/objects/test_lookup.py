@@ -114,3 +114,33 @@ async def test_the_cache_is_bounded(objects, store, monkeypatch):
     assert len(objects._found) <= 2
     await objects.has_objects("b", "c")
     assert len(store.asked) == 3
+
+
+class FakePublicBuckets:
+    def __init__(self, found):
+        self.found = found
+        self.asked = []
+
+    def names(self, bucket):
+        return bucket == "open-data"
+
+    async def has_objects(self, bucket, prefix):
+        self.asked.append((bucket, prefix))
+        return self.found
+
+
+@pytest.mark.parametrize("found", [True, False])
+async def test_a_public_bucket_is_asked_only_where_no_bucket_of_its_name_exists_here(store, clock, found):
+    public = FakePublicBuckets(found)
+    objects = ObjectLookup(store, clock, public)
+    assert await objects.has_objects("open-data", "here")
+    assert public.asked == []
+    store.answers = [(404, b"")]
+    assert await objects.has_objects("open-data", "p") is found
+    assert not await objects.has_objects("mine", "p")
+    assert public.asked == [("open-data", "p")]
+
+
+async def test_a_public_bucket_is_no_bucket_of_this_service(store, clock):
+    store.answers = [(404, b"")]
+    assert not await ObjectLookup(store, clock, FakePublicBuckets(found=True)).has_bucket("open-data")

@@ -45,3 +45,13 @@ async def test_disk_sizes_in_the_environment_apply_to_rehearsals_only(tmp_path):
         plans = [from_plain(LaunchPlan, (await plane.job(name)).plan) for name in ("rehearsal", "other")]
     assert [host.disk_bytes for host in plans[0].hosts] == [None, 1_000_000]
     assert [host.disk_bytes for host in plans[1].hosts] == [None, None]
+
+
+@pytest.mark.parametrize(("bucket", "is_own"), [("sagemaker-sample-files", True), ("clary", False)])
+async def test_agents_read_public_buckets_of_aws_through_the_service_with_the_jobs_key(tmp_path, bucket, is_own):
+    source = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://{bucket}/data/"}}
+    async with ControlPlane.open(tmp_path) as plane:
+        await plane.create(InputDataConfig=[{"ChannelName": "train", "DataSource": source}])
+        await plane.passes()
+        plan = from_plain(LaunchPlan, (await plane.job()).plan)
+    assert (plan.object_store == plan.job_endpoint) is is_own

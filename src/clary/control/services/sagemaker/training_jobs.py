@@ -351,7 +351,7 @@ async def _check_inputs_exist(call: Call, request: Mapping[str, Any]) -> None:
         if channel.s3_uri is None:
             continue
         bucket, _, prefix = channel.s3_uri.removeprefix("s3://").partition("/")
-        if not await call.services.objects.has_objects(bucket, prefix):
+        if not await _has_objects(call, bucket, prefix):
             raise WireError(
                 "ValidationException",
                 f'No S3 objects found under S3 URL "{channel.s3_uri}" given in input data source. Please ensure that '
@@ -361,11 +361,18 @@ async def _check_inputs_exist(call: Call, request: Mapping[str, Any]) -> None:
             )
 
 
+async def _has_objects(call: Call, bucket: str, prefix: str) -> bool:
+    try:
+        return await call.services.objects.has_objects(bucket, prefix)
+    except WireError as error:  # AWS, whose public bucket it is, does not answer
+        raise WireError("ValidationException", error.message) from error
+
+
 async def _missing_bucket(call: Call, bucket: str) -> str:
     """Return a sentence about a bucket that does not exist here; empty if it exists."""
     if await call.services.objects.has_bucket(bucket):
         return ""
     return (
-        f" There is no bucket {bucket} in this service's store, which holds its own buckets only: public buckets of "
-        "AWS have to be copied once (docs/s3.md, Public data)."
+        f" There is no bucket {bucket} in this service's store. A public bucket of AWS is read if setting "
+        "public_buckets names it and setting internet is on (docs/s3.md, Public data)."
     )

@@ -1,0 +1,98 @@
+"""Copies from a public bucket of AWS into a bucket of this service: one read there, and one upload here.
+
+Where: `public_door` turns CopyObject and UploadPartCopy into an upload with the headers of `upload_headers`, whose body
+is the source's, and answers with `result_document`. Pure. Source: Amazon S3 API reference, CopyObject, UploadPartCopy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from xml.sax.saxutils import escape
+
+from clary.base.errors import WireError
+from clary.control.objects.encryption import MARK
+from clary.control.objects.s3_request import S3Request
+
+COPY_SOURCE = "x-amz-copy-source"
+_OF_COPY = "x-amz-copy-source-"
+_DIRECTIVES = frozenset({"x-amz-metadata-directive", "x-amz-tagging-directive"})
+_DIRECTIVE = "x-amz-metadata-directive"
+_METADATA = "x-amz-meta-"
+_KEPT = frozenset(
+    {"content-type", "cache-control", "content-disposition", "content-encoding", "content-language", "expires"}
+)
+
+Headers = list[tuple[str, str]]
+
+
+def copies(asked: S3Request, headers: Headers) -> bool:
+    """Whether a request copies an object, or a part of one."""
+    return asked.method == "PUT" and bool(asked.key) and any(name == COPY_SOURCE for name, _ in headers)
+
+
+def source_headers(headers: Headers) -> Headers:
+    """Return the headers of the read of a copy's source: its range and its conditions."""
+    return [(name.removeprefix(_OF_COPY), value) for name, value in headers if name.startswith(_OF_COPY)]
+
+
+def check_answer(status: int, reason: str, *, source: str) -> None:
+    """Raise WireError if a source was not read.
+
+    Args:
+        status: HTTP status of the read.
+        reason: the status in words.
+        source: bucket and key, for the error.
+    """
+    if status in (200, 206):
+        return
+    code = {403: "AccessDenied", 404: "NoSuchKey", 412: "PreconditionFailed", 416: "InvalidRange"}.get(status)
+    if status == 304:  # a read that is not needed is a copy that must not happen
+        code, status = "PreconditionFailed", 412
+    told = f"The source {source} of the copy is an object of a public bucket of AWS, which answered {status} {reason}."
+    raise WireError(code or "ServiceUnavailable", told, http_status=status if code else 503)
+
+
+def upload_headers(
+    asked: S3Request, headers: Headers, source: Iterable[tuple[str, str]], *, length: int, mark: str
+) -> Headers:
+    """Return the headers of the upload that replaces a copy.
+
+    Args:
+        asked: the copy.
+        headers: its headers for the store, with lower-case names.
+        source: headers of the source as AWS returned them.
+        length: bytes of the source, or of its range.
+        mark: the encryption that the copy is stored with; empty for none.
+    """
+    own = [
+        (name, value)
+        for name, value in headers
+        if name not in _DIRECTIVES
+        and name != COPY_SOURCE
+        and not name.startswith(_OF_COPY)
+        and name != "content-length"
+    ]
+    directive = dict(headers).get(_DIRECTIVE, "COPY").upper()
+    if directive == "COPY" and not asked.has("uploadId"):
+        own = [(name, value) for name, value in own if name not in _KEPT and not name.startswith(_METADATA)]
+        lower = [(name.lower(), value) for name, value in source]
+        own += [(name, value) for name, value in lower if name in _KEPT or name.startswith(_METADATA)]
+    own = [pair for pair in own if pair[0] != MARK]
+    return [*own, *([(MARK, mark)] if mark else []), ("content-length", str(length))]
+
+
+def result_document(asked: S3Request, *, etag: str, now: datetime) -> bytes:
+    """Return the answer to a copy.
+
+    Args:
+        asked: the copy; with an upload's id, the copy of a part.
+        etag: ETag of the new object or part, with its quotes.
+        now: time of the copy.
+    """
+    name = "CopyPartResult" if asked.has("uploadId") else "CopyObjectResult"
+    time = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+    return (
+        f'<?xml version="1.0" encoding="UTF-8"?>\n<{name} xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        f"<LastModified>{time}</LastModified><ETag>{escape(etag)}</ETag></{name}>"
+    ).encode()
