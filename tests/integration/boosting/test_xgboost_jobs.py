@@ -8,7 +8,7 @@ import time
 import pytest
 from boto3_clients import Clients, job_request, log_of, refusal, unique, wait
 from framework_jobs import framework_service
-from program_jobs import channel, failure_of, members_of, object_at, put, run
+from program_jobs import BUCKET, channel, failure_of, members_of, object_at, put, run
 from running_service import SDK2_PYTHON
 
 from needs import python_of
@@ -128,10 +128,26 @@ def test_an_error_of_xgboost_is_the_reason_of_the_failure(aws, folder):
     assert "Unknown metric function nothing" in reason
 
 
-def test_algorithms_and_hosts_that_are_not_offered_are_refused_at_creation(aws, folder):
+def test_algorithms_that_are_not_offered_are_refused_at_creation(aws, folder):
     create = aws.sagemaker.create_training_job
     other = request_for(aws, folder, {}, image="174872318107.dkr.ecr.us-west-2.amazonaws.com/kmeans:1")
     assert "is SageMaker's built-in algorithm K-Means, which is not offered here" in str(refusal(create, **other))
+
+
+def test_two_hosts_divide_the_data_and_train_one_model(aws, folder):
+    lines = (folder / "train.csv").read_text().splitlines(keepends=True)
+    prefix = unique("xgboost-parts")
+    for index in range(2):
+        put(aws, f"{prefix}/part-{index}.csv", "".join(lines[index * 200 : index * 200 + 200]))
     hosts = {"InstanceCount": 2, "InstanceType": "ml.m5.large", "VolumeSizeInGB": 10}
-    several = request_for(aws, folder, {}, ResourceConfig=hosts)
-    assert "XGBoost runs on one host here, and this job asks for 2" in str(refusal(create, **several))
+    request = request_for(aws, folder, {"eval_metric": "error"}, ResourceConfig=hosts)
+    parts = channel(
+        "train", f"s3://{BUCKET}/{prefix}/", content_type="text/csv", S3DataDistributionType="ShardedByS3Key"
+    )
+    described = run(aws, {**request, "InputDataConfig": [parts]})
+    assert described["TrainingJobStatus"] == "Completed", described.get("FailureReason")
+    assert list(members_of(object_at(aws, described["ModelArtifacts"]["S3ModelArtifacts"]))) == ["xgboost-model"]
+    log = log_of(aws, described["TrainingJobName"])
+    assert sum("train: 200 rows, 4 features" in line for line in log) == 2
+    rounds = [line for line in log if re.match(r"\[\d\]#011train-error:", line)]
+    assert len(rounds) == 5, "one host prints the metrics"

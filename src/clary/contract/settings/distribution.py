@@ -16,6 +16,7 @@ from typing import Any
 
 from clary.base.string_enum import StrEnum
 from clary.contract.settings import hyperparameters as hps
+from clary.contract.settings.built_in_algorithms import is_xgboost
 from clary.contract.settings.entry_points import EntryKind, entry_kind, name_problem
 from clary.contract.settings.mpi_options import MpiOptions, parse_mpi_options
 from clary.contract.settings.named_places import code_source_problem
@@ -218,12 +219,14 @@ def warnings(
         return tuple(found)
     found += _program_warnings(hyperparameters, environment or {})
     distribution = read_distribution(hyperparameters)
+    # XGBoost's algorithm divides the work among the hosts itself.
+    joins_itself = is_xgboost(image) and hps.named_program(hyperparameters, environment or {}) is None
     if distribution.kind is DistributionKind.PLAIN and hps.model_parallel_parameters(hyperparameters) is not None:
         found.append(
             "mp_parameters are set, but neither mpi nor torch_distributed is enabled: the program runs once on each "
             "host without ranks, as on SageMaker; add 'mpi': {'enabled': True, ...} to distribution"
         )
-    elif distribution.kind is DistributionKind.PLAIN and num_hosts > 1:
+    elif distribution.kind is DistributionKind.PLAIN and num_hosts > 1 and not joins_itself:
         found.append(
             f"{num_hosts} hosts and no distribution: each host runs the same program alone and knows of the others "
             "only by SM_HOSTS. If you did set distribution, its key is misspelt: the SDK drops keys that it does not "

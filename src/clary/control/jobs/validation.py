@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from clary.base.errors import WireError
-from clary.contract.settings.built_in_algorithms import is_xgboost
 from clary.contract.settings.distribution import refusals
 from clary.contract.settings.distribution import warnings as distribution_warnings
-from clary.contract.settings.hyperparameters import host_share, named_program
+from clary.contract.settings.hyperparameters import host_share
 from clary.contract.settings.named_places import local_folder_problem, s3_uri_problem
 from clary.contract.settings.platform_keys import warnings as key_warnings
 from clary.control import instance_choice
@@ -39,7 +38,6 @@ def check(request: Mapping[str, Any], site: Site) -> None:
     _check_places(request)
     debug_request.check(request)
     job = JobRequest(request)
-    _check_algorithm(job)
     try:
         host_share(job.hyperparameters)
     except ValueError as error:
@@ -160,17 +158,6 @@ def _check_stopping(request: Mapping[str, Any]) -> None:
             "ValidationException",
             "Invalid MaxWaitTimeInSeconds. It must be greater than or equal to MaxRuntimeInSeconds with a "
             f"RetryStrategy; MaxWaitTimeInSeconds is {job.max_wait_s}, MaxRuntimeInSeconds is {job.max_runtime_s}.",
-        )
-
-
-def _check_algorithm(job: JobRequest) -> None:
-    """Refuse several hosts for the program of XGBoost's image, which would fail on each of them."""
-    has_program = job.command is not None or named_program(job.hyperparameters, job.environment) is not None
-    if job.num_hosts > 1 and not has_program and is_xgboost(job.image):
-        raise WireError(
-            "ValidationException",
-            f"The built-in algorithm XGBoost runs on one host here, and this job asks for {job.num_hosts}: set "
-            "InstanceCount to 1, or train with a script of your own (entry_point of the SDK's XGBoost estimator).",
         )
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clary.contract.ml_tree import MlTree
-from clary.train.boosting.channels import TRAIN, VALIDATION, data_files, read_channels
+from clary.train.boosting.channels import TRAIN, VALIDATION, Channels, data_files, read_channels
 from clary.train.boosting.errors import UserMistake
-from clary.train.boosting.hyperparameters import parse_hyperparameters
-from clary.train.boosting.matrices import Table, read_table
+from clary.train.boosting.hyperparameters import Hyperparameters, parse_hyperparameters
+from clary.train.boosting.matrices import Table, empty_table, read_table
+
+if TYPE_CHECKING:
+    from clary.train.boosting.group import Group
 
 MODEL_NAME = "xgboost-model"
 PICKLE_OPTION = "--pickle"
@@ -25,8 +29,12 @@ def main() -> None:
     try:
         run(tree, is_pickled=PICKLE_OPTION in options)
     except UserMistake as mistake:
-        tree.failure.write_text(f"{mistake}\n", encoding="utf-8")
+        _write_failure(tree, mistake)
         sys.exit(str(mistake))
+
+
+def _write_failure(tree: MlTree, error: Exception) -> None:
+    tree.failure.write_text(f"{error}\n", encoding="utf-8")
 
 
 def run(tree: MlTree, *, is_pickled: bool) -> None:
@@ -35,16 +43,41 @@ def run(tree: MlTree, *, is_pickled: bool) -> None:
     Args:
         tree: of the host, in the program's view.
         is_pickled: whether the model's file is a pickle, as in images of xgboost before 1.3.
-    Raises: UserMistake; OSError.
+    Raises: UserMistake; OSError. On one of several hosts these end the process.
     """
     missing = [name for name in ("xgboost", "numpy", "scipy") if importlib.util.find_spec(name) is None]
     if missing:
         raise UserMistake(f"the job's environment {sys.executable} has no module {missing[0]}")
     settings = parse_hyperparameters(_document(tree, "hyperparameters"))
     channels = read_channels(_document(tree, "inputdataconfig"))
-    hosts = _document(tree, "resourceconfig").get("hosts", [])
-    if len(hosts) > 1:
-        raise UserMistake(f"the algorithm XGBoost runs on one host here, and this job has {len(hosts)}")
+    # no start-up time: without xgboost the job fails with the sentence above instead of a traceback
+    from clary.train.boosting import group as groups
+    from clary.train.boosting.training import train
+
+    resources = _document(tree, "resourceconfig")
+    group = groups.Group(resources.get("hosts", []), resources.get("current_host", ""))
+    group.listen(os.environ)
+    try:
+        tables = _read_tables(tree, settings, channels, group)
+        group.join(os.environ)
+        train(
+            settings,
+            tables,
+            model_path=tree.model / MODEL_NAME,
+            checkpoints=_checkpoint_folder(tree),
+            is_pickled=is_pickled,
+            group=group,
+        )
+    except (UserMistake, OSError) as error:
+        if group.size == 1:
+            raise
+        _write_failure(tree, error)
+        groups.leave_at_once(str(error))
+    group.leave()
+
+
+def _read_tables(tree: MlTree, settings: Hyperparameters, channels: Channels, group: Group) -> dict[str, Table]:
+    """Return the rows of this host, channel by channel."""
     for note in (*settings.notes, *channels.notes):
         print(note, flush=True)
     tables: dict[str, Table] = {}
@@ -52,16 +85,16 @@ def run(tree: MlTree, *, is_pickled: bool) -> None:
         if name == VALIDATION and not channels.has_validation:
             continue
         files = data_files(tree.channel(name))
-        if not files:
+        if not files and group.size == 1:
             raise UserMistake(f"channel {name!r} has no file with data")
+        if not files:
+            print(f"{name}: this host has no file of the channel", flush=True)
+            tables[name] = empty_table(channels.data_format)
+            continue
         tables[name] = read_table(files, channels.data_format, has_weights=settings.has_weights)
         num_rows, num_columns = len(tables[name].labels), tables[name].num_columns
         print(f"{name}: {num_rows} rows, {num_columns} features, {len(files)} files of {channels.data_format.value}")
-    # no start-up time: without xgboost the job fails with the sentence above instead of a traceback
-    from clary.train.boosting.training import train
-
-    checkpoints = _checkpoint_folder(tree)
-    train(settings, tables, model_path=tree.model / MODEL_NAME, checkpoints=checkpoints, is_pickled=is_pickled)
+    return tables
 
 
 def _document(tree: MlTree, stem: str) -> dict[str, Any]:

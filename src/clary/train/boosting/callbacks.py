@@ -14,6 +14,8 @@ from typing import Any
 import xgboost
 from xgboost.callback import TrainingCallback
 
+from clary.train.boosting.group import Group
+
 _TAB = "#011"  # as logs of SageMaker show the tab between two metrics
 _CHECKPOINT = re.compile(r"xgboost-checkpoint\.(\d+)")
 _KEPT = 5  # newest checkpoints
@@ -58,11 +60,15 @@ class Checkpoints(TrainingCallback):
 
 
 class TerminationModel(TrainingCallback):
-    """Keeps the newest model in the model folder, and ends the training after the round in which SIGTERM came."""
+    """Keeps the newest model in the model folder, and ends the training after the round in which SIGTERM came.
 
-    def __init__(self, path: Path, *, is_pickled: bool) -> None:
+    Hosts of a group end after the same round: the first in which one of them has had the signal.
+    """
+
+    def __init__(self, path: Path, *, is_pickled: bool, group: Group) -> None:
         self._path = path
         self._is_pickled = is_pickled
+        self._group = group
         self.is_stopping = False
 
     def listen(self) -> None:
@@ -74,8 +80,9 @@ class TerminationModel(TrainingCallback):
 
         Args: as `TrainingCallback.after_iteration`.
         """
-        write_model(model, self._path, is_pickled=self._is_pickled)
-        return self.is_stopping
+        if self._group.is_first:
+            write_model(model, self._path, is_pickled=self._is_pickled)
+        return bool(self._group.largest(int(self.is_stopping)))
 
     def _stop(self, number: int, frame: object) -> None:
         self.is_stopping = True

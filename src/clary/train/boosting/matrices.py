@@ -83,14 +83,37 @@ def read_table(files: Sequence[Path], data_format: DataFormat, *, has_weights: b
 
 
 def widened(table: Table, num_columns: int) -> Table:
-    """Return a sparse table with missing features up to `num_columns`; any other table is returned unchanged.
+    """Return a sparse table with missing features up to `num_columns`; any other table with rows is returned unchanged.
 
-    The validation data of libsvm may lack the last features of the training data.
+    The validation data of libsvm may lack the last features of the training data, and a host's part those of others.
     """
     features = table.features
+    if not len(table.labels) and not isinstance(features, SparseRows):
+        return replace(table, features=np.empty((0, num_columns), np.float32))
     if not isinstance(features, SparseRows) or features.shape[1] >= num_columns:
         return table
     return replace(table, features=replace(features, shape=(features.shape[0], num_columns)))
+
+
+def with_groups(table: Table) -> Table:
+    """Return a table without rows as one of rows with groups, which the other hosts of a ranking have.
+
+    Raises: UserMistake for a table with rows that have no group.
+    """
+    if table.groups is not None:
+        return table
+    if len(table.labels):
+        raise UserMistake("the rows of this host have no qid, but those of another host have: give it to all rows")
+    return replace(table, groups=np.empty(0, np.int64))
+
+
+def empty_table(data_format: DataFormat) -> Table:
+    """Return a table without rows and features, of a host that has no file of a channel."""
+    none = np.empty(0, np.float32)
+    if data_format is DataFormat.LIBSVM:
+        rows = SparseRows(values=none, indices=np.empty(0, np.int64), ends=np.zeros(1, np.int64), shape=(0, 0))
+        return Table(labels=none, features=rows)
+    return Table(labels=none, features=np.empty((0, 0), np.float32))
 
 
 def _csv_rows(path: Path) -> NDArray[Any]:

@@ -6,14 +6,21 @@ predicted counts as 0.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from clary.train.boosting.errors import UserMistake
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
+
+    from clary.train.boosting.group import Group
+
+_MAX_CLASSES = 100_000
 
 
 def classes_of(predictions: NDArray[Any], objective: str) -> NDArray[Any]:
@@ -31,63 +38,85 @@ def classes_of(predictions: NDArray[Any], objective: str) -> NDArray[Any]:
     return np.asarray(np.rint(flat), dtype=int)
 
 
-def _accuracy(labels: NDArray[Any], found: NDArray[Any]) -> float:
-    return float(np.mean(labels == found))
+@dataclass(frozen=True, kw_only=True)
+class _Counts:
+    """Numbers of hits, of predictions and of rows of each class, over all hosts; classes in ascending order."""
+
+    classes: NDArray[Any]
+    hits: NDArray[Any]
+    predicted: NDArray[Any]
+    actual: NDArray[Any]
 
 
-def _counts(labels: NDArray[Any], found: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Return for each class the numbers of hits, of predictions and of rows."""
+def _count(labels: NDArray[Any], found: NDArray[Any], group: Group) -> _Counts:
     classes = np.union1d(labels, found)
-    hits = np.array([np.sum((labels == one) & (found == one)) for one in classes], dtype=float)
-    predicted = np.array([np.sum(found == one) for one in classes], dtype=float)
-    actual = np.array([np.sum(labels == one) for one in classes], dtype=float)
-    return hits, predicted, actual
+    if group.size > 1:
+        # All hosts count the same classes: those between the smallest and the largest of any host.
+        given = classes if classes.size else np.zeros(1, dtype=int)
+        least, most = -group.largest(-int(given[0])), group.largest(int(given[-1]))
+        if most - least >= _MAX_CLASSES:
+            raise UserMistake(f"metrics of classes need fewer than {_MAX_CLASSES} classes, got {least} to {most}")
+        classes = np.arange(least, most + 1)
+    counted = np.array(
+        [(np.sum((labels == one) & (found == one)), np.sum(found == one), np.sum(labels == one)) for one in classes],
+        dtype=float,
+    )
+    hits, predicted, actual = group.total(counted.reshape(-1)).reshape(-1, 3).T
+    seen = (predicted > 0) | (actual > 0)
+    return _Counts(classes=classes[seen], hits=hits[seen], predicted=predicted[seen], actual=actual[seen])
+
+
+def _accuracy(counts: _Counts) -> float:
+    return float(np.sum(counts.hits) / np.sum(counts.actual))
 
 
 def _ratio(above: NDArray[Any], below: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(np.divide(above, below, out=np.zeros_like(above), where=below > 0))
 
 
-def _balanced_accuracy(labels: NDArray[Any], found: NDArray[Any]) -> float:
-    hits, _, actual = _counts(labels, found)
-    return float(np.mean(_ratio(hits, actual)[actual > 0]))
+def _balanced_accuracy(counts: _Counts) -> float:
+    return float(np.mean(_ratio(counts.hits, counts.actual)[counts.actual > 0]))
 
 
-def _precision_macro(labels: NDArray[Any], found: NDArray[Any]) -> float:
-    hits, predicted, _ = _counts(labels, found)
-    return float(np.mean(_ratio(hits, predicted)))
+def _precision_macro(counts: _Counts) -> float:
+    return float(np.mean(_ratio(counts.hits, counts.predicted)))
 
 
-def _recall_macro(labels: NDArray[Any], found: NDArray[Any]) -> float:
-    hits, _, actual = _counts(labels, found)
-    return float(np.mean(_ratio(hits, actual)))
+def _recall_macro(counts: _Counts) -> float:
+    return float(np.mean(_ratio(counts.hits, counts.actual)))
 
 
-def _f1_macro(labels: NDArray[Any], found: NDArray[Any]) -> float:
-    hits, predicted, actual = _counts(labels, found)
-    return float(np.mean(_ratio(2 * hits, predicted + actual)))
+def _f1_macro(counts: _Counts) -> float:
+    return float(np.mean(_ratio(2 * counts.hits, counts.predicted + counts.actual)))
 
 
-def _of_class_1(above: str) -> Callable[[NDArray[Any], NDArray[Any]], float]:
-    def compute(labels: NDArray[Any], found: NDArray[Any]) -> float:
-        hits = float(np.sum((labels == 1) & (found == 1)))
-        predicted, actual = float(np.sum(found == 1)), float(np.sum(labels == 1))
+def _of_class_1(above: str) -> Callable[[_Counts], float]:
+    def compute(counts: _Counts) -> float:
+        is_class_1 = counts.classes == 1
+        hits, predicted, actual = (
+            float(np.sum(one[is_class_1])) for one in (counts.hits, counts.predicted, counts.actual)
+        )
         below = {"precision": predicted, "recall": actual, "f1": (predicted + actual) / 2}[above]
         return hits / below if below else 0.0
 
     return compute
 
 
-def _mse(labels: NDArray[Any], found: NDArray[Any]) -> float:
-    return float(np.mean((labels - found) ** 2))
+def _mse(labels: NDArray[Any], found: NDArray[Any], group: Group) -> float:
+    total, number = group.total(np.array([np.sum((labels - found) ** 2), len(labels)]))
+    return float(total / number)
 
 
-def _r2(labels: NDArray[Any], found: NDArray[Any]) -> float:
-    spread = float(np.sum((labels - np.mean(labels)) ** 2))
-    return 1.0 - float(np.sum((labels - found) ** 2)) / spread if spread else 0.0
+def _r2(labels: NDArray[Any], found: NDArray[Any], group: Group) -> float:
+    labels = labels.astype(np.float64)
+    total, number = group.total(np.array([np.sum(labels), len(labels)]))
+    errors, spread = group.total(
+        np.array([np.sum((labels - found) ** 2, dtype=np.float64), np.sum((labels - total / number) ** 2)])
+    )
+    return 1.0 - float(errors) / float(spread) if spread else 0.0
 
 
-_OF_CLASSES: dict[str, Callable[[NDArray[Any], NDArray[Any]], float]] = {
+_OF_CLASSES: dict[str, Callable[[_Counts], float]] = {
     "accuracy": _accuracy,
     "balanced_accuracy": _balanced_accuracy,
     "f1": _f1_macro,
@@ -100,20 +129,23 @@ _OF_CLASSES: dict[str, Callable[[NDArray[Any], NDArray[Any]], float]] = {
     "recall_macro": _recall_macro,
     "recall_micro": _accuracy,
 }
-_OF_VALUES: dict[str, Callable[[NDArray[Any], NDArray[Any]], float]] = {"mse": _mse, "r2": _r2}
+_OF_VALUES: dict[str, Callable[[NDArray[Any], NDArray[Any], Group], float]] = {"mse": _mse, "r2": _r2}
 OWN_METRICS = frozenset({*_OF_CLASSES, *_OF_VALUES})
 OF_CLASS_1 = frozenset({"f1_binary", "precision", "recall"})  # of the two classes 0 and 1
 
 
-def own_metric(name: str, labels: NDArray[Any], predictions: NDArray[Any], *, objective: str) -> float:
-    """Return the value of one of `OWN_METRICS`.
+def own_metric(name: str, labels: NDArray[Any], predictions: NDArray[Any], *, objective: str, group: Group) -> float:
+    """Return the value of one of `OWN_METRICS` over the rows of all hosts.
 
     Args:
         name: of the metric.
-        labels: of the rows.
-        predictions: of the rows, as xgboost gives them for the objective.
+        labels: of this host's rows.
+        predictions: of this host's rows, as xgboost gives them for the objective.
         objective: of the training.
+        group: the hosts, which all call this function in the same order.
     """
     if name in _OF_VALUES:
-        return _OF_VALUES[name](labels, predictions.reshape(len(labels), -1)[:, 0])
-    return _OF_CLASSES[name](labels.astype(int), classes_of(predictions, objective))
+        values = predictions.reshape(len(labels), -1)[:, 0] if len(labels) else predictions.reshape(-1)[:0]
+        return _OF_VALUES[name](labels, values, group)
+    found = classes_of(predictions, objective) if len(labels) else np.empty(0, dtype=int)
+    return _OF_CLASSES[name](_count(labels.astype(int), found, group))

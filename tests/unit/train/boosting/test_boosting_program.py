@@ -185,11 +185,6 @@ def test_validation_data_of_another_width_is_refused(tmp_path):
     assert "channel 'validation' has 1 features, but channel 'train' has 3" in text
 
 
-def test_several_hosts_are_refused(tmp_path):
-    text = failure(make_root(tmp_path, {}, hosts=("algo-1", "algo-2")))
-    assert "runs on one host here, and this job has 2" in text
-
-
 def test_the_tree_method_for_gpus_and_older_names_still_train(tmp_path):
     root = make_root(tmp_path, {"tree_method": "gpu_hist", "objective": "reg:linear", "silent": "0"})
     lines, output = train(root)
