@@ -118,3 +118,28 @@ async def test_jobs_whose_end_cannot_be_stored_keep_running_and_the_others_end(c
     await _end_jobs(hub, FakeReconciler())
     assert hub.names == ["stuck"]
     assert "job stuck could not be stopped and continues to run" in caplog.text
+
+
+async def test_a_job_that_becomes_active_while_the_others_end_is_ended_too():
+    class FakeHub:
+        def __init__(self):
+            self.names, self.told = ["early"], []
+
+        def active_jobs(self):
+            return [SimpleNamespace(name=name) for name in self.names]
+
+        async def apply(self, name, event):
+            self.told.append(name)
+
+        async def wait_for_job(self, name, timeout_s):
+            if name == "early":
+                self.names.append("late")  # its start was being stored when the service began to end
+            self.names.remove(name)
+
+    class FakeReconciler:
+        async def give_pools_back(self):
+            pass
+
+    hub = FakeHub()
+    await _end_jobs(hub, FakeReconciler())
+    assert (hub.told, hub.names) == (["early", "late"], [])

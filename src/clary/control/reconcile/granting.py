@@ -123,6 +123,8 @@ class Granter:
         left = [job for job in waiting if job.name not in self._looked_at] or waiting
         self._looked_at = set() if left is waiting else self._looked_at
         for job in left[:MOST_AT_ONCE]:
+            if self._launcher.is_closed:
+                return
             self._looked_at.add(job.name)
             if self._tasks.is_busy(job.name):
                 continue

@@ -111,7 +111,15 @@ class Reconciler:
         # job, for active jobs -> the plan in plain form, and the parsed plan
         self._plans: dict[str, tuple[Any, LaunchPlan]] = {}
         self._waiting_checked_at_s: float | None = None
-        self.is_draining = False  # set when the service stops: no job starts
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the service stops and no job starts."""
+        return self.launcher.is_closed
+
+    @is_draining.setter
+    def is_draining(self, value: bool) -> None:
+        self.launcher.is_closed = value
 
     async def run(self) -> None:
         """Make passes until cancelled."""

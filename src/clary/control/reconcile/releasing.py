@@ -139,13 +139,14 @@ class Releaser:
             self._retry_at_s[job.name] = self._clock.monotonic() + RETRY_RELEASE_S
             return
         self._gateway.forget(job)
-        self._launcher.forget(job)
-        self._replaced.difference_update(_key(job, host) for host in job.hosts)
-        self._told_lost.difference_update(job.log_streams)
         self._release_at_s.pop(job.name, None)
         self._retry_at_s.pop(job.name, None)
         # The last step, because the job may be started again afterwards.
         await self._hub.apply(job.name, events.Released(keeps_pool=decision.stays))
+        # Known until the release is stored: a repeated one must not end replacements, nor tell of lost lines again.
+        self._launcher.forget(job)
+        self._replaced.difference_update(_key(job, host) for host in job.hosts)
+        self._told_lost.difference_update(job.log_streams)
 
     async def give_pools_back(self) -> None:
         """End the hosts that jobs keep while they wait for a retry; no job may start meanwhile.

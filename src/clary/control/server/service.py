@@ -174,11 +174,17 @@ async def _end_jobs(hub: JobHub, reconciler: Reconciler) -> None:
     A job whose stop cannot be stored, on a full disk for instance, continues to run. Hosts whose results are not in the
     object store by the deadline keep them: they repeat the upload until the next service has started the store again.
     """
-    told = {job.name for job in hub.active_jobs() if await _is_told_to_stop(hub, job.name)}
+    told: dict[str, bool] = {}  # job -> whether its stop is stored
     deadline = asyncio.get_running_loop().time() + DOWN_DEADLINE_S
-    while (left := [job.name for job in hub.active_jobs() if job.name in told]) and (
-        left_s := deadline - asyncio.get_running_loop().time()
-    ) > 0:
+    while True:
+        # Again after each end: a job whose start was being stored may have become active meanwhile.
+        for job in hub.active_jobs():
+            if job.name not in told:
+                told[job.name] = await _is_told_to_stop(hub, job.name)
+        left = [job.name for job in hub.active_jobs() if told.get(job.name)]
+        left_s = deadline - asyncio.get_running_loop().time()
+        if not left or left_s <= 0:
+            break
         await hub.wait_for_job(left[0], left_s)
     try:
         await reconciler.give_pools_back()

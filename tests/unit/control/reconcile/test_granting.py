@@ -8,6 +8,7 @@ import pytest
 from clary.base.errors import EngineError, StoreError, WireError
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.statuses import TrainingJobStatus
+from clary.control.jobs import events
 from clary.control.reconcile.granting import expect_boots
 from clary.control.reconcile.unowned_hosts import UnownedHosts
 from clary.control.settings import Settings
@@ -67,6 +68,21 @@ async def test_a_granted_job_starts_under_the_tag_of_its_request(plane, engine):
     await plane.run_to_end("job", num_hosts=2)
     await plane.passes(3)
     assert engine.released_pools == [tag]
+
+
+async def test_a_job_on_an_engine_that_kills_no_host_has_no_time_of_a_kill_in_its_plan(plane, engine, monkeypatch):
+    grant = engine.grant
+
+    async def without_kill(tag, num_hosts):
+        return replace(await grant(tag, num_hosts), notice_grace_s=0.0)
+
+    monkeypatch.setattr(engine, "grant", without_kill)
+    await plane.create()
+    await plane.passes()
+    engine.granted.update(engine.asked)
+    await plane.passes(2)
+    job = await plane.job("job")
+    assert (job.attempt, job.plan["notice_grace_s"]) == (1, 0.0), "agents would leave their uploads for it"
 
 
 async def test_a_job_that_could_want_gpus_waits_until_new_nodes_have_told_theirs(plane, engine):
@@ -200,6 +216,25 @@ async def test_a_kill_while_hosts_of_waiting_jobs_are_given_back_fails_no_job(tm
         job = await plane.job()
         assert (job.pool, job.attempt, job.failure) == (other, 1, None)
         assert other != tag
+
+
+async def test_hosts_granted_while_the_service_shuts_down_start_no_job(plane, engine, monkeypatch):
+    await plane.create()
+    await plane.passes()
+    (tag,) = engine.asked
+    engine.granted.add(tag)
+    grant = engine.grant
+
+    async def end_meanwhile(pool, num_hosts):
+        granted = await grant(pool, num_hosts)
+        plane.reconciler.is_draining = True
+        await plane.reconciler.give_pools_back()
+        return granted
+
+    monkeypatch.setattr(engine, "grant", end_meanwhile)
+    await plane.passes()
+    job = await plane.job()
+    assert (job.attempt, job.pool, engine.asked) == (0, "", {})
 
 
 async def test_hosts_whose_end_cannot_be_recorded_stay(plane, engine, monkeypatch):
@@ -364,6 +399,32 @@ async def test_a_replacement_of_a_lost_host_is_requested_while_the_other_hosts_s
     assert (job.attempt, sorted(job.hosts)) == (2, ["algo-1", "algo-2"])
     assert engine.fenced == ["job/1/algo-2"]  # the node that has taken over the number is not fenced
     assert engine.released_pools == []
+
+
+async def test_a_release_that_is_repeated_does_not_end_a_replacement(plane, engine, monkeypatch):
+    first = await losing(plane, engine, RetryStrategy={"MaximumRetryAttempts": 2})
+    await first.report()
+    await plane.passes(3)
+    engine.start_agent((await plane.job("job")).pool, "algo-2")
+    await first.report(HostPhase.EXITED, exits=(plane.exit_of(1),))
+    await plane.passes()
+    await first.report(HostPhase.RELEASED)
+    await plane.leave(first)
+    apply, failed = plane.hub.apply, []
+
+    async def fail_once(name, event):
+        if isinstance(event, events.Released) and not failed:
+            failed.append(name)
+            raise StoreError("the database is locked", retryable=True)
+        return await apply(name, event)
+
+    monkeypatch.setattr(plane.hub, "apply", fail_once)
+    for _ in range(4):
+        plane.clock.advance(5)
+        await plane.passes(2)
+    assert failed
+    assert (await plane.job("job")).is_released
+    assert engine.fenced == ["job/1/algo-2"], "only the lost host was ended"
 
 
 async def test_no_replacement_is_requested_for_a_job_that_is_not_restarted(plane, engine):

@@ -184,6 +184,22 @@ async def test_no_job_starts_while_the_service_shuts_down(plane):
     assert plane.engine.launched == []
 
 
+async def test_no_job_starts_in_a_pass_that_was_running_when_the_service_began_to_shut_down(plane, monkeypatch):
+    await plane.create("first")
+    await plane.create("second")
+    ask = plane.reconciler.launcher.hosts_asked
+
+    async def shut_down_meanwhile(job, *arguments, **options):
+        asked = await ask(job, *arguments, **options)
+        plane.reconciler.is_draining = True
+        return asked
+
+    monkeypatch.setattr(plane.reconciler.launcher, "hosts_asked", shut_down_meanwhile)
+    await plane.passes()
+    assert plane.engine.launched == []
+    assert [(await plane.job(name)).attempt for name in ("first", "second")] == [0, 0]
+
+
 async def test_a_waiting_job_that_is_stopped_ends_at_once_and_frees_the_queue(plane):
     await plane.create("holder", num_hosts=3)
     await plane.create("head", num_hosts=2)
