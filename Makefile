@@ -7,7 +7,7 @@ STAMPS := .venvs
 TEST_WORKERS ?= 2
 FUZZ_SECONDS ?= 60
 SYSTEM_PACKAGES := awscli chromium fish gcc iproute2 libaio-dev libc6-dev libgtest-dev munge openmpi-bin openssh-client \
-                   openssh-server postgresql slurm-client slurm-wlm slurmctld slurmd zsh
+                   openssh-server postgresql slurm-client slurm-wlm slurmctld slurmd tcsh zsh
 NATIVE_SOURCES := CMakeLists.txt $(shell find native -type f)
 NATIVE_BUILD := build/native
 SANITIZERS ?= none address,undefined thread

@@ -70,6 +70,7 @@ NEEDS = {
     "slurm": _system("/usr/sbin/slurmctld"),
     "zsh": _system("zsh"),
     "fish": _system("fish"),
+    "tcsh": Need("tcsh", "apt-get install tcsh"),
     "gtest": _system("/usr/include/gtest/gtest.h"),
     "libaio": Need("/usr/include/libaio.h", "apt-get install libaio-dev"),
     "compiler": _system(find_compiler() or "cc"),

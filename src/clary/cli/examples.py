@@ -20,6 +20,7 @@ EXAMPLES: Mapping[str, Examples] = {
         ("env", 'print variables for clients: eval "$(clary env)"'),
         ("env --profile my", "the same, and make the AWS profile `my` lead to the service"),
         ("env --json", "the variables as JSON"),
+        ("env --shell fish", "for fish: clary env | source; for csh: eval `clary env --shell csh`"),
     ),
     "console": (("console", "print a link that signs in to the console once"),),
     "jobs": (
@@ -91,7 +92,7 @@ EXAMPLES: Mapping[str, Examples] = {
     "join": (("join https://head:4571 --token-file token", "make this machine a box of that service"),),
     "pools": (("pools", "list warm pools"),),
     "pools end": (("pools end my-job", "release the hosts that are kept after a job"),),
-    "spot": (("spot status", "say how much spot capacity there is, and who holds it"),),
+    "spot": (("spot", "say how much spot capacity there is, and who holds it"),),
     "spot status": (("spot status", "say how much spot capacity there is, and who holds it"),),
     "spot capacity": (
         ("spot capacity 2", "set the capacity to two hosts"),

@@ -46,7 +46,7 @@ def left_record(home, *, process, url="http://127.0.0.1:9", **changes):
 
 @pytest.mark.parametrize("command", ["jobs", "describe x", "logs x", "stop x", "plan x", "env", "console"])
 def test_without_a_service_a_command_says_how_to_start_one(home, capsys, command):
-    assert main(command.split()) == 1
+    assert main(command.split()) == 69
     output = capsys.readouterr()
     assert output.out == ""
     assert output.err == f"clary: no service runs for {home}; start one with: clary up\n"
@@ -74,8 +74,8 @@ def test_another_server_on_the_port_of_a_killed_service_gets_no_keys(home, capsy
         own = ProcessId.of(os.getpid())
         url = f"http://127.0.0.1:{server.server_port}"
         left_record(home, process=ProcessId(own.pid, str(int(own.started) - 1)), url=url)
-        assert main(["describe", "x"]) == 1
-        assert main(["jobs"]) == 1
+        assert main(["describe", "x"]) == 69
+        assert main(["jobs"]) == 69
         server.handle_request()
     assert requests == []
     assert "no service runs" in capsys.readouterr().err
@@ -83,7 +83,7 @@ def test_another_server_on_the_port_of_a_killed_service_gets_no_keys(home, capsy
 
 def test_a_service_that_does_not_answer_is_named_with_its_address(home, capsys):
     left_record(home, process=ProcessId.of(os.getpid()))
-    assert main(["describe", "x"]) == 1
+    assert main(["describe", "x"]) == 69
     assert "the service at http://127.0.0.1:9 does not answer" in capsys.readouterr().err
 
 
@@ -100,7 +100,7 @@ def test_a_wrong_settings_file_is_named_with_its_key_by_every_command(home, caps
 def test_a_damaged_record_is_an_error_and_does_not_mean_no_service(home, capsys):
     folder = left_record(home, process=ProcessId.of(os.getpid()))
     folder.service_record_path.write_text("{")
-    assert main(["jobs"]) == 1
+    assert main(["jobs"]) == 69
     assert "127.0.0.1:9 does not answer" in capsys.readouterr().err  # the copy of the damaged record names this port
     folder.service_record_copy_path.write_text("")
     assert main(["jobs"]) == 2
@@ -128,87 +128,6 @@ def test_wrong_usage_ends_with_two_and_says_it_on_stderr(home, capsys, command):
     assert "usage: clary" in output.err
 
 
-def test_env_unset_removes_only_our_variables_and_needs_no_service(home, capsys, monkeypatch):
-    assert main(["env", "--unset"]) == 0
-    plain = capsys.readouterr().out
-    assert plain.startswith("unset AWS_ENDPOINT_URL AWS_ACCESS_KEY_ID")
-    assert main(["env", "--unset", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == plain.split()[1:]
-    assert "PROXY" not in plain
-    monkeypatch.setenv("AWS_CA_BUNDLE", "/of/somebody/else.pem")
-    assert main(["env", "--unset"]) == 0
-    assert capsys.readouterr().out == plain
-    monkeypatch.setenv("AWS_CA_BUNDLE", str(home / "tls" / "ca.pem"))
-    assert main(["env", "--unset"]) == 0
-    assert capsys.readouterr().out == plain.rstrip() + " AWS_CA_BUNDLE HTTPS_PROXY https_proxy NO_PROXY no_proxy\n"
-
-
-def test_env_quotes_folders_with_spaces_and_quotes(tmp_path, capsys, monkeypatch, home):
-    odd = tmp_path / "it's $HOME; a folder"
-    monkeypatch.setenv("CLARY_HOME", str(odd))
-    left_record(odd, process=ProcessId.of(os.getpid()))
-    assert main(["env"]) == 0
-    script = capsys.readouterr().out + 'printf %s "$SAGEMAKER_ADMIN_CONFIG_OVERRIDE"'
-    said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
-    assert said.stdout == str(odd / "client" / "sagemaker-config.yaml")
-
-
-def printed_variables(script):
-    said = subprocess.run(["sh", "-c", f"{script}\nenv"], env={"PATH": os.defpath}, capture_output=True, check=True)
-    return dict(line.split("=", 1) for line in said.stdout.decode().splitlines())
-
-
-def test_env_makes_the_profiles_that_are_named_and_that_of_aws_profile(home, capsys, monkeypatch):
-    left_record(home, process=ProcessId.of(os.getpid()))
-    assert main(["env", "--profile", "one", "--profile", "two"]) == 0
-    assert "#" not in capsys.readouterr().out
-    monkeypatch.setenv("AWS_PROFILE", "mine")
-    assert main(["env"]) == 0
-    script = capsys.readouterr().out
-    comment = script.splitlines()[-1]
-    assert comment == "# AWS_PROFILE was mine and is unset: the profile mine leads to this service too"
-    variables = printed_variables(script)
-    assert variables["AWS_CONFIG_FILE"] == str(home / "client" / "aws-config")
-    assert variables["AWS_SHARED_CREDENTIALS_FILE"] == str(home / "client" / "aws-credentials")
-    lines = (home / "client" / "aws-config").read_text().splitlines()
-    sections = [line for line in lines if line.startswith("[")]
-    assert sections == ["[default]", "[profile mine]", "[profile one]", "[profile two]"]
-    assert main(["env", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["AWS_CONFIG_FILE"] == variables["AWS_CONFIG_FILE"]
-
-
-def test_env_unset_removes_the_files_of_profiles(home, capsys):
-    assert main(["env", "--unset", "--json"]) == 0
-    assert {"AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"} <= set(json.loads(capsys.readouterr().out))
-
-
-def test_env_refuses_a_profile_that_can_not_be_written_and_reports_one_of_the_environment(home, capsys, monkeypatch):
-    left_record(home, process=ProcessId.of(os.getpid()))
-    assert main(["env", "--profile", "a b"]) == 2
-    assert "'a b' is no name for a profile" in capsys.readouterr().err
-    monkeypatch.setenv("AWS_PROFILE", "x\ntouch owned")
-    assert main(["env"]) == 0
-    output = capsys.readouterr()
-    assert "owned" not in output.out
-    assert "AWS_PROFILE" in output.err
-
-
-def test_env_says_which_files_it_could_not_write_and_leaves_their_variables_out(home, capsys):
-    folder = left_record(home, process=ProcessId.of(os.getpid()))
-    (folder.client / "aws-config").mkdir()
-    assert main(["env"]) == 0
-    output = capsys.readouterr()
-    assert "AWS_CONFIG_FILE" not in output.out
-    assert "AWS_ACCESS_KEY_ID" in output.out
-    assert str(folder.client) in output.err
-
-
-def test_env_tls_of_a_service_without_tls_is_refused(home, capsys):
-    left_record(home, process=ProcessId.of(os.getpid()))
-    assert main(["env", "--tls"]) == 2
-    assert "no TLS port: set tls_port" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -228,6 +147,23 @@ def test_errors_become_exit_codes(home, capsys, monkeypatch, error, code):
     output = capsys.readouterr()
     assert output.out == ""
     assert output.err == (f"clary: {error.message}\n" if isinstance(error, ClaryError) else "")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "/x/y"), "/x/y: No such file or directory"),
+        (OSError(18, "Invalid cross-device link", "/x", None, "/y"), "/x -> /y: Invalid cross-device link"),
+        (OSError("odd"), "odd"),
+    ],
+)
+def test_errors_of_files_name_the_file_and_the_reason(home, capsys, monkeypatch, error, words):
+    def fail():
+        raise error
+
+    monkeypatch.setattr("clary.cli.jobs.connect", fail)
+    assert main(["jobs"]) == 2
+    assert capsys.readouterr().err == f"clary: {words}\n"
 
 
 def test_a_closed_pipe_ends_the_command_without_a_traceback(home):

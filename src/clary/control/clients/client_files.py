@@ -13,11 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from clary.contract.launch_plan import Credentials
+from clary.control.clients.caller_variables import exceptions, exceptions_within_aws, with_service
 from clary.control.permissions.roles import role_arn
 from clary.control.settings import Settings
 
 SAGEMAKER_CONFIG = "sagemaker-config.yaml"
 CA_FILE = "ca.pem"
+BUNDLE_VARIABLE = "AWS_CA_BUNDLE"
+TLS_VARIABLES = (BUNDLE_VARIABLE, "HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy")
 
 
 def sagemaker_config(settings: Settings) -> str:
@@ -64,26 +67,21 @@ def client_variables(
     }
 
 
-def tls_variables(tls_folder: Path, *, proxy_url: str, environ: Mapping[str, str]) -> Mapping[str, str]:
+def tls_variables(tls_folder: Path, *, url: str, proxy_url: str, environ: Mapping[str, str]) -> Mapping[str, str]:
     """Return the additional variables with which clients reach the service at AWS's own https addresses.
 
     Args:
         tls_folder: folder of the private certificate authority.
+        url: URL of the service.
         proxy_url: URL of the service's proxy.
-        environ: environment of the caller, whose proxy exceptions are kept.
+        environ: environment of the caller, whose proxy exceptions are kept, except those that stand for AWS.
     """
-    present = [item for item in environ.get("no_proxy", environ.get("NO_PROXY", "")).split(",") if item]
-    no_proxy = ",".join(dict.fromkeys((*present, "localhost", "127.0.0.1", "::1")))
+    around = exceptions_within_aws(environ)
     return {
-        "AWS_CA_BUNDLE": str(tls_folder / CA_FILE),
+        BUNDLE_VARIABLE: str(tls_folder / CA_FILE),
         # Python's clients read the lower-case name first.
         "HTTPS_PROXY": proxy_url,
         "https_proxy": proxy_url,
         # The proxy refuses other servers of this machine, except entries of setting `reachable_networks`.
-        "NO_PROXY": no_proxy,
-        "no_proxy": no_proxy,
+        **with_service([item for item in exceptions(environ) if item not in around], url),
     }
-
-
-# Variables that would add a foreign session token, or the settings of a profile.
-UNSET_VARIABLES = ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_PROFILE")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from clary.contract.launch_plan import Credentials
-from clary.control.clients.client_files import client_variables, sagemaker_config, tls_variables
+from clary.control.clients.client_files import TLS_VARIABLES, client_variables, sagemaker_config, tls_variables
 from clary.control.settings import Settings
 
 KEYS = Credentials(access_key_id="AKID", secret_access_key="secret")
@@ -35,7 +35,10 @@ def test_variables_name_service_keys_region_and_configuration():
 
 
 def test_https_uses_the_proxy_with_variables_in_both_spellings():
-    variables = tls_variables(Path("/s/tls"), proxy_url="http://127.0.0.1:2", environ={"NO_PROXY": "intranet"})
+    variables = tls_variables(
+        Path("/s/tls"), url="http://127.0.0.1:1", proxy_url="http://127.0.0.1:2", environ={"NO_PROXY": "intranet"}
+    )
+    assert tuple(variables) == TLS_VARIABLES
     assert variables["AWS_CA_BUNDLE"] == "/s/tls/ca.pem"
     assert variables["HTTPS_PROXY"] == variables["https_proxy"] == "http://127.0.0.1:2"
     assert variables["NO_PROXY"] == variables["no_proxy"] == "intranet,localhost,127.0.0.1,::1"
