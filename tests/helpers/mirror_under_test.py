@@ -22,7 +22,9 @@ PATIENCE_S = 20.0
 class MirrorUnderTest:
     """A mirror of a folder, and the facts, log lines and notes that it produces."""
 
-    def __init__(self, tmp_path: Path, store: FakeCheckpointStore, *, settle_s: float = 0.05) -> None:
+    def __init__(
+        self, tmp_path: Path, store: FakeCheckpointStore, *, settle_s: float = 0.05, interval_s: float = INTERVAL_S
+    ) -> None:
         self.host = MirroredFolder(tmp_path, store)
         self.store = store
         self.facts: list[CheckpointFacts] = []
@@ -39,7 +41,7 @@ class MirrorUnderTest:
             progress=Progress(CheckpointFacts(), interval_s=INTERVAL_S, clock=clock),
             listeners=Listeners(tell=self.facts.append, say=self.lines.append, note=self.notes.append),
             break_off=store.close,
-            interval_s=INTERVAL_S,
+            interval_s=interval_s,
             clock=clock,
             settle_s=settle_s,
         )

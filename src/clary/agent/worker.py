@@ -96,10 +96,12 @@ class Worker:
         return self._thread.is_alive()
 
     def pause(self, seconds: float) -> bool:
-        """Wait `seconds`, or less after a `flush`, `stop` or `abort` since the last pause; False after `abort`."""
+        """Wait `seconds` within a round, or less after a `flush`, `stop` or `abort`; False after `abort`.
+
+        The next round still begins at once after such a call: only the wait before a round uses it up.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._is_woken, seconds)
-            self._is_woken = self.is_aborted  # a stopping thread does not pause
             return not self.is_aborted
 
     def _round(self) -> float | None:
@@ -113,6 +115,13 @@ class Worker:
     def _on_end(self) -> None:
         """Free the resources of the rounds; the thread calls it last."""
 
+    def _rest(self, seconds: float) -> bool:
+        """Wait `seconds` before a round, or less after a `flush`, `stop` or `abort` since the last such wait."""
+        with self._changed:
+            may_go_on = self.pause(seconds)
+            self._is_woken = self.is_aborted
+            return may_go_on
+
     def _wake(self) -> None:
         with self._changed:
             self._is_woken = True
@@ -121,7 +130,7 @@ class Worker:
     def _run(self) -> None:
         pause_s: float | None = self._first_pause_s
         try:
-            while pause_s is not None and self.pause(pause_s):
+            while pause_s is not None and self._rest(pause_s):
                 pause_s = self._round()
         except Exception as error:  # boundary: background threads; their errors must not end the program or the host
             logger.exception("%s", self._failure)

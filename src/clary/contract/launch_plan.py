@@ -217,7 +217,7 @@ class LaunchPlan:
     health_action: HealthAction = HealthAction.WARN  # consequence of a sick host before the program starts
     stop_grace_s: float = 120.0  # from SIGTERM to SIGKILL
     upload_timeout_s: float = 3600.0  # time for results to reach the object store, as the service counts it
-    notice_grace_s: float = 0.0  # from the engine's SIGTERM to its SIGKILL; 0: the engine does not signal agents
+    notice_grace_s: float = 0.0  # from the engine's SIGTERM to its SIGKILL; 0: the engine kills no agent it signals
     engine_signals_all: bool = False  # whether the engine's SIGTERM goes to every process of a host, also to programs
     network_isolation: bool = False  # EnableNetworkIsolation
     shows_whole_machine: bool = False  # whether programs see every folder of the machine

@@ -7,6 +7,7 @@ its results are uploaded: a step gets a limit here, and is a part of the sum.
 
 from __future__ import annotations
 
+LAST_LOOK_S = 1.0  # for a look at the checkpoint folder before the program is signalled, and again before it is killed
 KILL_TIMEOUT_S = 60.0  # from SIGKILL until a process is given up
 LAST_TRACES_S = 10.0  # for traces of an ended program
 CLOSE_S = 30.0  # for the end of the program's host, with descendants, pipes and folders
@@ -24,7 +25,8 @@ LAST_VALUES_S = 10.0  # for the last values of a training, while the service ans
 REPORTS_S = 15.0  # for the way of the order to the agent, its own work, and the way of its report
 
 STOP_ALLOWANCE_S = (
-    KILL_TIMEOUT_S
+    2 * LAST_LOOK_S
+    + KILL_TIMEOUT_S
     + LAST_TRACES_S
     + CLOSE_S
     + LAST_OUTPUT_S

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
+
 from clary.agent.worker import Worker
 
 WAIT_S = 20.0
@@ -57,6 +59,41 @@ def test_a_flush_ends_the_pause_and_a_flush_during_a_round_is_not_lost():
         work.flush()
     assert work.begun.acquire(timeout=WAIT_S)
     assert work.close(WAIT_S)
+
+
+@pytest.mark.parametrize("wake", [Worker.stop, Worker.flush])
+def test_a_call_during_a_pause_within_a_round_begins_the_next_round_at_once(wake):
+    class Settling(FakeWork):
+        def _round(self) -> float | None:
+            pause = super()._round()
+            if self.rounds == 1:
+                self.pause(WAIT_S)
+            return pause
+
+    work = Settling()
+    work.start()
+    assert work.begun.acquire(timeout=WAIT_S)
+    wake(work)
+    assert work.begun.acquire(timeout=WAIT_S / 2), "the pause within the round has used up the call"
+    assert work.close(WAIT_S)
+
+
+def test_a_round_after_a_stop_may_pause():
+    class Settling(FakeWork):
+        took_s = 0.0
+
+        def _round(self) -> float | None:
+            began_s = time.monotonic()
+            if self.is_stopping:
+                self.pause(0.05)
+                self.took_s = time.monotonic() - began_s
+            return super()._round()
+
+    work = Settling()
+    work.start()
+    assert work.begun.acquire(timeout=WAIT_S)
+    assert work.finish(WAIT_S)
+    assert work.took_s >= 0.05
 
 
 def test_stop_completes_the_remaining_rounds():

@@ -12,6 +12,7 @@ WAITS = (
     profile_windows._LAST_TRACES_S,
     program.FREE_LIMIT_S + program.ANSWER_LIMIT_S + 2 * program.KILL_LIMIT_S + program.DRAIN_LIMIT_S,
     stop_limits.LAST_OUTPUT_S,
+    2 * stop_limits.LAST_LOOK_S,
     max(stop_limits.FAILURE_FLUSH_S, stop_limits.LEAST_FLUSH_S),
     stop_limits.LAST_FILES_S,
     Limits().drain_most_s,

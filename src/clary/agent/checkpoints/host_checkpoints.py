@@ -192,6 +192,11 @@ class HostCheckpoints:
         """Whether the mirror runs."""
         return self._mirror is not None and not self._mirror.is_aborted
 
+    def look_now(self, limit_s: float) -> None:
+        """Record which files are closed now, before the program is signalled; wait for `limit_s` at most."""
+        if self._witness is not None and not self._witness.look_now(limit_s):
+            logger.warning("the look at the checkpoint folder before a signal took longer than %g s", limit_s)
+
     def flush(self, limit_s: float, *, has_finished: bool = True) -> Flushed:
         """Store the remaining changes within `limit_s`, and end the mirror.
 

@@ -76,6 +76,7 @@ class LeaseTable:
         self._last: dict[str, LeaseReport] = {}  # lease -> what its files said when they could be read
         self._starting: dict[str, _Starting] = {}
         self._gone: dict[str, str] = {}  # ended lease without a record -> reason of the end
+        self._ended: dict[str, str] = {}  # lease whose end could not be written yet -> reason of the end
         self._ending_since: dict[str, float] = {}
         self._failures: dict[str, str] = {}  # lease -> reason why it could not be started yet
         self._children: list[subprocess.Popen[bytes]] = []  # keepers to reap
@@ -224,6 +225,10 @@ class LeaseTable:
         return LeaseFiles(self._folder.leases / lease)
 
     def _report(self, record: LeaseRecord) -> LeaseReport:
+        if (why := self._ended.get(record.lease)) is not None:
+            return LeaseReport(
+                lease=record.lease, phase=LeasePhase.GONE, proof_digest=record.proof_digest, why=_printable(why)
+            )
         try:
             told = self._last[record.lease] = self._read_report(record)
         except OSError as error:
@@ -250,7 +255,7 @@ class LeaseTable:
 
     def _phase(self, record: LeaseRecord) -> LeasePhase:
         files = self._files(record.lease)
-        if files.read_end() is not None:
+        if self._has_ended(files):
             return LeasePhase.GONE
         is_begun = record.lease in self._starting or files.read_keeper() is not None
         return LeasePhase.RUNNING if is_begun else LeasePhase.RECORDED
@@ -306,8 +311,11 @@ class LeaseTable:
                 self._write_end(lease, f"its keeper could not be started: exit code {code}; see {files.output}")
 
     def _notice_end(self, record: LeaseRecord) -> None:
-        """Record the end of a lease whose keeper died before it recorded the end."""
+        """Record the end of a lease whose keeper died before it recorded the end, or whose end could not be written."""
         lease, files = record.lease, self._files(record.lease)
+        if lease in self._ended:
+            self._write_end(lease, self._ended[lease])
+            return
         if files.read_end() is not None:
             return
         if record.boot_id != self._boot_id:
@@ -347,7 +355,7 @@ class LeaseTable:
                 self._gone[lease] = f"{self._config.name} has no record of it"
             return lease in self._gone
         try:
-            if files.read_end() is not None:
+            if self._has_ended(files):
                 self._ending_since.pop(lease, None)
                 return True
             keeper, boot = files.read_keeper(), files.read_boot()
@@ -411,10 +419,20 @@ class LeaseTable:
             say(f"{lease}: its processes can not be listed: {error}")
             return 1
 
+    def _has_ended(self, files: LeaseFiles) -> bool:
+        """Whether no process of a lease is left. Raises: OSError."""
+        return files.folder.name in self._ended or files.read_end() is not None
+
     def _write_end(self, lease: str, why: str) -> None:
+        """Record the end of a lease; if the machine refuses, `look` tries again, and the lease is gone all the same."""
         self._ending_since.pop(lease, None)
-        with contextlib.suppress(OSError):
+        try:
             self._files(lease).write_end(why)
+        except OSError as error:
+            self._ended[lease] = why
+            self._troubles.note(lease, error)
+        else:
+            self._ended.pop(lease, None)
 
     def _forget(self, lease: str) -> None:
         self._files(lease).remove()
@@ -423,6 +441,7 @@ class LeaseTable:
         self._troubles.clear(lease)
         self._last.pop(lease, None)
         self._failures.pop(lease, None)
+        self._ended.pop(lease, None)
         self._ending_since.pop(lease, None)
 
     def _reap(self) -> None:

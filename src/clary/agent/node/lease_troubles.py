@@ -1,7 +1,8 @@
-"""Leases whose files this machine refuses to read: since when, and why.
+"""Leases whose files this machine refuses to read or to write: since when, and why.
 
-Where: `lease_table` notes each refusal. Such a lease stays what it was: it is neither started again nor reported as
-gone, because its files may say that its processes run. Other leases are not affected.
+Where: `lease_table` notes each refusal. A lease that cannot be read stays what it was: it is neither started again nor
+reported as gone, because its files may say that its processes run. A lease whose end cannot be written is gone. Other
+leases are not affected.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ LASTING_S = 60.0  # refusals without a success for this long do not pass: the le
 
 
 class LeaseTroubles:
-    """Refusals by lease, from the first until the files could be read again."""
+    """Refusals by lease, from the first until the files could be used again."""
 
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}
@@ -29,7 +30,7 @@ class LeaseTroubles:
         self._words[lease] = words
 
     def clear(self, lease: str) -> None:
-        """Forget the refusals of a lease whose files could be read, or that is gone."""
+        """Forget the refusals of a lease whose files could be used, or that is gone."""
         if self._since_s.pop(lease, None) is not None:
             say(f"{lease}: its files can be used again, or are gone")
         self._words.pop(lease, None)

@@ -10,8 +10,9 @@ Both EXITED and DONE can make the job terminal, so each is entered only after th
 after the wait for it was given up. The steps from an order to stop until EXITED have limits (`contract.stop_limits`),
 because the service counts a host as lost that exceeds their sum.
 
-An object store that does not answer is asked again until the results are stored. The wait ends with the attempt: the
-service ends it after `upload_timeout_s`, and an agent that no service answers leaves after a day (`service_watch`).
+An object store that does not answer is asked again until the results are stored. After another error that may pass,
+such as an object that is not whole in the store, the upload is repeated a few times. The wait ends with the attempt:
+the service ends it after `upload_timeout_s`, and an agent that no service answers leaves after a day (`service_watch`).
 """
 
 from __future__ import annotations
@@ -49,13 +50,15 @@ from clary.contract.agent_protocol import (
 )
 from clary.contract.gpu_errors import xid_in_words
 from clary.contract.launch_plan import LaunchPlan
-from clary.contract.stop_limits import LAST_FILES_S, LAST_ROWS_S
+from clary.contract.stop_limits import LAST_FILES_S, LAST_LOOK_S, LAST_ROWS_S
 
 BEFORE_EXIT = (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING)
 _JOIN_S = 5.0
+_LOOK_SHARE = 0.25  # of the grace, at most, for the look at the checkpoint folder before SIGTERM
 # Between uploads that the object store did not answer, each of which has tried every request for about half a minute.
 _FIRST_UPLOAD_PAUSE_S = 2.0
 _LONGEST_UPLOAD_PAUSE_S = 60.0
+_MAX_REPEATS = 3  # of an upload that the object store has answered, and that has failed in a way that may pass
 _LINES_SHARE = 0.5  # of the upload's remaining time, for the last log lines
 
 logger = logging.getLogger(__name__)
@@ -140,7 +143,7 @@ class HostLife:
                 self._log.say(f"stopping the program{why}: {how}")
             if grace_s > 0 and self._watch.would_kill_sooner(grace_s):
                 self._announce_stop(grace_s, reason=reason)
-            self._watch.stop(grace_s)
+            self._signal_end(self._watch, grace_s)
 
     def due_at_s(self) -> float | None:
         """Return the monotonic time at which to call `act_if_due`; None if no call is due."""
@@ -150,6 +153,8 @@ class HostLife:
         """Kill the program, or stop waiting for it, if a deadline of its stop has passed."""
         if self._watch is None:
             return
+        if self._watch.is_kill_due:
+            self._look_at_checkpoints(LAST_LOOK_S)
         done = self._watch.act_if_due()
         if done is not None:
             self._log.say(done)
@@ -203,6 +208,22 @@ class HostLife:
             self._steps.announce_stop(reason=reason, grace_s=grace_s)
         except OSError as error:
             self._log.say(f"the notice of the stop could not be written: {error}")
+
+    def _signal_end(self, watch: ProgramWatch, grace_s: float) -> None:
+        """Stop the program within `grace_s` from now; before its first signal, look at the checkpoint folder.
+
+        A look that takes longer than it may still leaves half the grace, since a grace of 0 would leave out SIGTERM.
+        """
+        began_s = time.monotonic()
+        if not watch.is_stopping and grace_s > 0:
+            self._look_at_checkpoints(min(LAST_LOOK_S, _LOOK_SHARE * grace_s))
+        watch.stop(max(grace_s / 2, grace_s - (time.monotonic() - began_s)))
+
+    def _look_at_checkpoints(self, limit_s: float) -> None:
+        """Record the files that are closed now, since they count as whole only if their writer was alive after it."""
+        checkpoints = self._steps.checkpoints
+        if checkpoints is not None and checkpoints.is_mirroring:
+            checkpoints.look_now(limit_s)
 
     def _on_prepared(self, error: Exception | None) -> None:
         if self._board.phase is not HostPhase.PREPARING:
@@ -287,7 +308,7 @@ class HostLife:
                 f"rank {failed.rank} ended with {exit_in_words(failed)}: stopping the other {watch.num_left}"
                 f" processes of {self._host.name}"
             )
-            watch.stop(FAILURE_GRACE_S)
+            self._signal_end(watch, FAILURE_GRACE_S)
 
     def _on_gone(self, watch: ProgramWatch) -> None:
         if watch is self._watch:
@@ -299,7 +320,7 @@ class HostLife:
             self._log.say("stopping the program, because it hangs (setting restart_hung)")
             self.companions.hang.blame(words)
             self.companions.metrics.keep_gpu_errors()
-            self._watch.stop(FAILURE_GRACE_S)
+            self._signal_end(self._watch, FAILURE_GRACE_S)
 
     def _on_broken(self, watch: ProgramWatch, error: Exception) -> None:
         if watch is self._watch:
@@ -390,20 +411,28 @@ class HostLife:
     def _upload_until_answered(
         self, role: UploadRole, staged: Sequence[StagedPart], omits_empty_model: bool
     ) -> Uploaded:
-        """Upload, and begin again while the object store does not answer; a repeated upload gives the same objects."""
-        pause_s, is_told = _FIRST_UPLOAD_PAUSE_S, False
+        """Upload, and begin again after an error that may pass; a repeated upload gives the same objects.
+
+        While the object store does not answer, the upload is repeated without a limit; after any other error that may
+        pass, such as an object that the store accepted and does not show, `_MAX_REPEATS` times in all.
+        """
+        pause_s, is_told, num_repeats = _FIRST_UPLOAD_PAUSE_S, False, 0
         while True:
             try:
                 return self._steps.upload(role, staged, omits_empty_model=omits_empty_model)
-            except ObjectStoreError as error:
-                if not error.retryable or self._is_ending.is_set():
+            except Exception as error:
+                failure, is_unanswered = failure_of(error), isinstance(error, ObjectStoreError)
+                num_repeats += not is_unanswered
+                if not failure.retryable or self._is_ending.is_set() or num_repeats > _MAX_REPEATS:
                     raise
                 logger.warning("the upload is tried again in %g s: %s", pause_s, error)
                 if not is_told:
                     is_told = True
+                    limit_s = self._plan.upload_timeout_s
+                    most = f" for {limit_s:.0f} s in all (setting upload_timeout_s)"
                     sentence = (
-                        "results could not be uploaded yet; they are kept, and the upload is tried again for "
-                        f"{self._plan.upload_timeout_s:.0f} s in all (setting upload_timeout_s): {error.message}"
+                        "results could not be uploaded yet; they are kept, and the upload is tried again"
+                        f"{most if is_unanswered else f', {_MAX_REPEATS} times at most'}: {failure.message}"
                     )
                     self._post(partial(self._add_notes, [sentence]))
                 if self._is_ending.wait(pause_s):

@@ -8,10 +8,14 @@ Therefore the host's first process detects signals to the programs (`host.stoppi
 processes, or to several hosts, do not arrive at the same time, so a stop waits for them: `ECHO_S` after a notice to
 this host; `GANG_ECHO_S` if another host got the notice and the engine signals every process, because the engine's
 signal to this host then follows.
+
+[Note: an upload without a kill] Some engines announce that a host is wanted back, and never kill it: a box that is
+drained. There an upload that has begun goes on until it ends, or until the service would end it (`upload_timeout_s`).
 """
 
 from __future__ import annotations
 
+import math
 import time
 
 from clary.contract.agent_protocol import NOTICE_MARGIN_S, RECLAIM_REASON, notice_margin_s
@@ -28,7 +32,8 @@ class NoticePeriod:
     Args:
         answer_s: time after the notice at which the host stops even without an order.
         margin_s: longest time reserved before the engine's kill for the steps after the programs' end.
-        after_stop_s: time from the end of the programs' grace to the agent's exit, if no engine kills.
+        after_stop_s: time from the end of the programs' grace, or of the upload, to the agent's exit, if no engine
+            kills.
     """
 
     def __init__(
@@ -41,6 +46,8 @@ class NoticePeriod:
         self._why = ""
         self._engine_grace_s = 0.0
         self._stop_grace_s = 0.0
+        self._upload_limit_s = 0.0
+        self._least_leave_at_s = -math.inf
         self._is_engine_of_all = False
         self._was_for_all = False
 
@@ -63,6 +70,7 @@ class NoticePeriod:
         """Read the times from a plan."""
         self._engine_grace_s = plan.notice_grace_s
         self._stop_grace_s = plan.stop_grace_s
+        self._upload_limit_s = plan.upload_timeout_s
         self._is_engine_of_all = plan.engine_signals_all
 
     def begin(self, why: str) -> None:
@@ -78,15 +86,27 @@ class NoticePeriod:
         """Return the monotonic time at which the host stops without an order; None without a notice."""
         return None if self._began_at_s is None else self._began_at_s + self._answer_s
 
-    def leave_at_s(self) -> float | None:
-        """Return the monotonic time at which the agent exits even without a release; None without a notice."""
+    def wait_for_release(self) -> None:
+        """Record that results were uploaded until now: if no engine kills, the service has time to answer."""
+        self._least_leave_at_s = time.monotonic() + self._after_stop_s
+
+    def leave_at_s(self, *, is_uploading: bool = False) -> float | None:
+        """Return the monotonic time at which the agent exits even without a release; None without a notice.
+
+        See [Note: an upload without a kill].
+        """
         if self._began_at_s is None:
             return None
-        return self._ends_at_s(self._began_at_s) + (0.0 if self._engine_grace_s else self._after_stop_s)
+        ends_at_s = self._ends_at_s(self._began_at_s)
+        if self._engine_grace_s:
+            return ends_at_s
+        if is_uploading:
+            ends_at_s = max(ends_at_s, self._began_at_s + self._upload_limit_s)
+        return max(ends_at_s + self._after_stop_s, self._least_leave_at_s)
 
-    def is_over(self) -> bool:
+    def is_over(self, *, is_uploading: bool = False) -> bool:
         """Whether the agent must exit now."""
-        leave_at_s = self.leave_at_s()
+        leave_at_s = self.leave_at_s(is_uploading=is_uploading)
         return leave_at_s is not None and time.monotonic() >= leave_at_s
 
     def grace_s(self, ordered_s: float) -> float:

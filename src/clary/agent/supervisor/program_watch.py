@@ -97,6 +97,11 @@ class ProgramWatch:
         """Return whether a stop with this grace makes the kill earlier, or is the first stop."""
         return not self._is_killed and (self.due_at_s is None or time.monotonic() + grace_s < self.due_at_s)
 
+    @property
+    def is_kill_due(self) -> bool:
+        """Whether the next `act_if_due` kills every process."""
+        return not self._is_killed and self.due_at_s is not None and time.monotonic() >= self.due_at_s
+
     def act_if_due(self) -> str | None:
         """Kill every process if the grace has ended; return a log sentence on the kill, or None.
 

@@ -84,7 +84,7 @@ class RunningProgram(WatchedProgram, Protocol):
 
 
 class Checkpoints(Protocol):
-    """The checkpoint folder of this host, `Steps.checkpoints`; only `flush` waits."""
+    """The checkpoint folder of this host, `Steps.checkpoints`; only `flush` and `look_now` wait."""
 
     @property
     def summary(self) -> str:
@@ -106,6 +106,12 @@ class Checkpoints(Protocol):
 
         Args:
             first_pid: PID on this machine of the program's first process.
+        """
+
+    def look_now(self, limit_s: float) -> None:
+        """Record which files are closed now, before the program is signalled, so that its end is no doubt of them.
+
+        Waits for `limit_s` at most, and raises nothing.
         """
 
     def flush(self, limit_s: float, *, has_finished: bool) -> Flushed:

@@ -199,21 +199,28 @@ class Supervisor:
                 act = self._mailbox.get(timeout=min(SIGNAL_LOOK_S, max(0.0, left_s)))
             except queue.Empty:
                 act = self._act_if_due
+            was_uploading = self._is_uploading()
             try:
                 act()
             except Exception as error:  # boundary: agent supervisor; the host ends, and reports why
                 logger.exception("unexpected error in phase %s", self._board.phase)
                 if not life.end_after_defect(error):
                     self._exit_code = EXIT_FAILED
-            if self._notice.is_over() and self._board.phase not in BEFORE_EXIT and self._exit_code is None:
+            if was_uploading and not self._is_uploading():
+                self._notice.wait_for_release()
+            is_over = self._notice.is_over(is_uploading=self._is_uploading())
+            if is_over and self._board.phase not in BEFORE_EXIT and self._exit_code is None:
                 self._exit_code = EXIT_TERMINATED
+
+    def _is_uploading(self) -> bool:
+        return self._board.phase is HostPhase.UPLOADING
 
     def _due_at_s(self, life: HostLife) -> float | None:
         """Return the monotonic time at which a notice or a held order is due; None without either."""
         if self._held is not None:
             return self._held[0]
         if self._board.phase not in BEFORE_EXIT:
-            return self._notice.leave_at_s()
+            return self._notice.leave_at_s(is_uploading=self._is_uploading())
         return None if life.is_stopped else self._notice.stop_at_s()
 
     def _act_if_due(self) -> None:
@@ -266,7 +273,7 @@ class Supervisor:
 
     def _is_vain(self) -> bool:
         """Whether waiting for the service is useless."""
-        return self._is_over or self._notice.is_over()
+        return self._is_over or self._notice.is_over(is_uploading=self._is_uploading())
 
     def _pass_on_order(self, order: Order) -> None:
         self._mailbox.put(lambda: self._on_order(order))

@@ -80,6 +80,7 @@ class Launcher:
         self._limits = limits
         self._tasks = tasks
         self._launched: set[tuple[str, int]] = set()
+        self.is_closed = False  # set when the service stops: no job starts, not even one whose start is being prepared
 
     async def start_waiting_jobs(self) -> None:
         """Start waiting jobs, those with hosts of their own first, then the oldest, until one has to wait.
@@ -93,13 +94,16 @@ class Launcher:
     async def start(self, job: TrainingJob, asked: events.HostsAsked, holder: TrainingJob | None) -> None:
         """Begin a waiting job's next attempt, and create its hosts in the background.
 
-        Nothing is launched unless the stored record has this very attempt: the job may have been stopped meanwhile.
+        Nothing is launched unless the stored record has this very attempt: the job may have been stopped meanwhile. No
+        job is started once the service stops.
 
         Args:
             job: the waiting job.
             asked: event returned by `hosts_asked`.
             holder: job whose pool it takes over, or None.
         """
+        if self.is_closed:
+            return
         job = await self._hub.apply(job.name, asked)
         if holder is not None and job.pool == holder.pool:
             await self._hub.apply(holder.name, events.PoolReused(by=job.name))
@@ -108,7 +112,7 @@ class Launcher:
 
     async def _start_while_there_is_room(self) -> None:
         # Find the first job again each time, because the queue may change while a job is started.
-        while (job := self._first_waiting()) is not None:
+        while not self.is_closed and (job := self._first_waiting()) is not None:
             name = job.name
             try:
                 if self._pools.is_coming(job):
@@ -210,7 +214,7 @@ class Launcher:
             # A job with retries keeps its living hosts between attempts, even if no other job may use them afterwards.
             shares_hosts=holder is not None or request.keep_alive_s > 0 or job.restart_rule.max_restarts > 0,
             network_checked_for="" if holder is None else health.job_of_good_links(holder),
-            notice_grace_s=0.0 if grant is None else grant.notice_grace_s or self._limits.stop_grace_s,
+            notice_grace_s=0.0 if grant is None else grant.notice_grace_s,
         )
         epoch = int(self._clock.now().timestamp())
         # Clients list a job's streams once and follow them, so a later attempt writes to the same streams.

@@ -74,8 +74,8 @@ def build_plan(
         pool: pool of these hosts.
         shares_hosts: whether the hosts may have served another attempt, or may serve one later.
         network_checked_for: job whose check found the links of these hosts healthy; empty without a check.
-        notice_grace_s: seconds from the engine's SIGTERM to an agent until the agent is killed; 0 if the engine sends
-            none.
+        notice_grace_s: seconds from the engine's SIGTERM to an agent until the agent is killed; 0 if the engine kills
+            no agent that it signals.
     Raises: WireError: a file system of the request is not in the settings any more.
     """
     request = JobRequest(job.request)

@@ -574,3 +574,45 @@ def test_setting_the_clock_does_not_count_as_a_pause_of_a_writer(
     watched.witness._trails["model"] = replace(known, held_s=100.0)
     trail = watched.witness._follow("model", second, now_s=105.0, before_s=100.0)
     assert trail.longest_pause_s == pause_s
+
+
+@pytest.fixture
+def starved(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """A witness whose own thread does not get a turn."""
+    monkeypatch.setattr(Witness, "_round", lambda witness: 0.01)
+    watched.witness.close()
+    watched.witness = watched.new_witness()
+    return watched
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_file_that_was_closed_before_a_look_is_whole_after_its_writer_is_stopped(starved: Watched, looks) -> None:
+    writer = starved.write(
+        """
+        os.mkdir("step"); open("step/model", "wb").write(b"x" * 1000)
+        half = open("half", "wb"); half.write(b"x" * 1000); half.flush(); here("written")
+        """
+    )
+    writer.reach("written")
+    if looks:
+        assert starved.witness.look_now(PATIENCE_S)
+    writer.process.terminate()
+    writer.process.wait(PATIENCE_S)
+    model = starved.decide("step/model", end=ProgramEnd.BROKEN)
+    assert model.is_whole == looks, model
+    assert model.evidence is (Evidence.CLOSED if looks else Evidence.RESTED)
+    assert not starved.decide("half", end=ProgramEnd.BROKEN).is_whole
+
+
+def test_a_look_that_takes_too_long_is_not_waited_for(watched: Watched) -> None:
+    with watched.witness._lock:
+        began_s = time.monotonic()
+        assert not watched.witness.look_now(0.05)
+        assert time.monotonic() - began_s < PATIENCE_S / 2
+        assert not watched.witness.close(0.05), "what holds the lock may never end"
+
+
+def test_a_look_after_the_end_of_the_watch_opens_nothing(watched: Watched) -> None:
+    assert watched.witness.close()
+    assert watched.witness.look_now(PATIENCE_S)
+    assert watched.witness._processes.pids == ()

@@ -11,6 +11,7 @@ from fake_checkpoint_store import FakeCheckpointStore
 from mirror_under_test import INTERVAL_S, PATIENCE_S, MirrorUnderTest
 from mirrored_folder import MirroredFolder
 
+from clary.agent.checkpoints import scanning
 from clary.base.errors import Fault, ObjectStoreError
 
 
@@ -275,3 +276,41 @@ def test_an_unreadable_folder_is_an_error_and_no_empty_set(mirror_of, tmp_path: 
     assert test.mirror.store_last(0.3).missed == (".",)
     test.host.path.unlink()
     (tmp_path / "moved").rename(test.host.path)
+
+
+@pytest.mark.parametrize("kind", ["files", "folders", "nested folders"])
+def test_a_folder_with_too_many_entries_is_named_and_stored_no_further(mirror_of, store, monkeypatch, kind) -> None:
+    monkeypatch.setattr(scanning, "MAX_ENTRIES", 20)
+    test = mirror_of()
+    test.host.write("step-1/a", "1")
+    test.wait_for(lambda: test.facts and test.facts[-1].set_number == 1)
+    root = Path(test.host.folder.inside)
+    for number in range(30):
+        if kind == "files":
+            test.host.write(f"step-2/{number}", "2")
+        else:
+            (root / (f"f{number}" if kind == "folders" else "n/" * number)).mkdir(exist_ok=True)
+    test.wait_for(lambda: test.notes)
+    assert any("holds more than 20 files and folders, which is the limit" in note for note in test.notes)
+    assert test.host.folder.inside in test.notes[-1]
+    flushed = test.mirror.store_last(PATIENCE_S)
+    assert "holds more than 20 files" in flushed.error
+    assert test.facts[-1].set_number == 1
+
+
+def test_a_program_that_ends_while_the_mirror_waits_for_rest_has_its_last_files_stored_at_once(mirror_of) -> None:
+    test = mirror_of(interval_s=PATIENCE_S, settle_s=PATIENCE_S)
+    is_settling = threading.Event()
+    pause = test.mirror.pause
+
+    def settle(seconds: float) -> bool:
+        is_settling.set()
+        return pause(seconds)
+
+    test.mirror.pause = settle
+    test.host.write("step/a", "1")
+    test.mirror.flush()
+    assert is_settling.wait(PATIENCE_S)
+    began_s = time.monotonic()
+    assert test.mirror.store_last(PATIENCE_S).missed == ()
+    assert time.monotonic() - began_s < PATIENCE_S / 2

@@ -440,3 +440,64 @@ def test_children_of_the_daemon_that_are_no_keepers_belong_to_no_lease(world, mo
     monkeypatch.setattr(module, "end_marked", lambda lease, known, own, *, limit_s: seen.append(own) or 0)
     world.table.obey([replace(ORDER, wish=Wish.END)])
     assert seen == [{77}]
+
+
+def lose(world):
+    world.begin()
+    world.lose()
+    world.table.look()
+
+
+def fail_to_start(world):
+    world.table.obey([ORDER])
+    world.table.obey([replace(ORDER, may_start=True)])
+    world.keepers[0].code = 1
+    world.table.look()
+
+
+def end(world):
+    world.begin()
+    world.lose()
+    world.table.obey([replace(ORDER, wish=Wish.END)])
+
+
+def boot_again(world):
+    world.begin()
+    world.renew("boot-2")
+    world.table.look()
+
+
+@pytest.mark.parametrize(
+    ("happen", "why"),
+    [
+        (lose, "the process that kept its agent was killed"),
+        (fail_to_start, "its keeper could not be started: exit code 1; see "),
+        (end, "it was ended by the service"),
+        (boot_again, "box1 was started again"),
+    ],
+)
+def test_an_end_that_cannot_be_written_is_reported_and_written_later(world, monkeypatch, capsys, happen, why):
+    real = lease_files.write_json
+
+    def full(path, data):
+        if path.name == "ended.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, data)
+
+    monkeypatch.setattr(lease_files, "write_json", full)
+    happen(world)
+    for _ in range(3):
+        [report] = world.table.reports()
+        assert (report.phase, report.why[: len(why)]) == (LeasePhase.GONE, why)
+        world.table.look()
+        world.table.obey([replace(ORDER, may_start=True)])
+    assert len(world.keepers) == 1, "an ended lease stays ended"
+    assert capsys.readouterr().err.count("No space left on device; it is tried again") == 1
+    assert not world.table.is_moving
+    monkeypatch.setattr(lease_files, "write_json", real)
+    world.table.look()
+    assert world.files().read_end().startswith(why)
+    assert world.phases == {LEASE: LeasePhase.GONE}
+    assert "its files can be used again" in capsys.readouterr().err
+    world.table.obey([])
+    assert world.table.reports() == ()

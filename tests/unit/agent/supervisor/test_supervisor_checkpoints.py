@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from fake_steps import FakeSteps
 
 from clary.agent.checkpoints.outcomes import Flushed, Listeners
+from clary.agent.supervisor.program_watch import ProgramWatch
 from clary.base.errors import Fault, ObjectStoreError
 from clary.contract.agent_protocol import FAILURE_GRACE_S, FAILURE_REASON, CheckpointFacts, HostPhase, OrderKind
-from clary.contract.stop_limits import FAILURE_FLUSH_S, LEAST_FLUSH_S
+from clary.contract.stop_limits import FAILURE_FLUSH_S, LAST_LOOK_S, LEAST_FLUSH_S
 from clary.testing.fake_service import FakeService
 
 
@@ -24,6 +28,8 @@ class FakeCheckpoints:
     def __init__(self) -> None:
         self.listeners: Listeners | None = None
         self.limits_s: list[float] = []
+        self.looks: list[tuple[float, list[int]]] = []  # limit, signals sent before
+        self.signals: Callable[[], list[int]] = list
         self.hurried_s: list[float] = []
         self.outcome = Flushed()
         self.is_mirroring = False
@@ -38,6 +44,9 @@ class FakeCheckpoints:
         self.listeners = listeners
         assert self.is_watching, "before the program starts"
         self.is_mirroring = True
+
+    def look_now(self, limit_s: float) -> None:
+        self.looks.append((limit_s, self.signals()))
 
     def flush(self, limit_s: float, *, has_finished: bool) -> Flushed:
         self.limits_s.append(limit_s)
@@ -66,6 +75,7 @@ def host_with(host_of, checkpoints: FakeCheckpoints):
     def build(**options: object):
         steps = FakeSteps(**options)
         steps.checkpoints = checkpoints
+        checkpoints.signals = lambda: list(steps.program.signals if steps.program is not None else ())
         return host_of(steps)
 
     return build
@@ -202,3 +212,50 @@ def test_the_flush_is_aborted_once_the_host_has_to_exit(
         checkpoints.let_go.set()
     host.join()
     assert checkpoints.let_go.is_set()
+
+
+@pytest.mark.parametrize(("grace_s", "limit_s"), [(60.0, LAST_LOOK_S), (0.4, 0.1)])
+def test_the_folder_is_looked_at_before_an_ordered_stop_signals_and_before_it_kills(
+    host_with, service: FakeService, checkpoints: FakeCheckpoints, grace_s: float, limit_s: float
+) -> None:
+    host = host_with(ends_on_sigterm=False)
+    service.order_at(HostPhase.PREPARED, OrderKind.RUN)
+    program = host.program
+    checkpoints.let_go.set()
+    service.order(OrderKind.STOP, grace_s=grace_s)
+    service.wait_for("the signal", lambda _: program.signals)
+    assert checkpoints.looks == [(limit_s, [])]
+    service.order(OrderKind.STOP, grace_s=0.0)
+    service.wait_for_phase(HostPhase.EXITED)
+    assert checkpoints.looks == [(limit_s, []), (LAST_LOOK_S, [signal.SIGTERM])]
+    assert program.signals == [signal.SIGTERM, signal.SIGKILL]
+    service.order(OrderKind.RELEASE)
+
+
+def test_a_look_takes_its_time_from_the_grace(
+    host_with, service: FakeService, checkpoints: FakeCheckpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graces_s: list[float] = []
+    stop = ProgramWatch.stop
+    monkeypatch.setattr(ProgramWatch, "stop", lambda watch, grace_s: graces_s.append(grace_s) or stop(watch, grace_s))
+    monkeypatch.setattr(checkpoints, "look_now", lambda limit_s: time.sleep(0.2))
+    host_with()
+    service.order_at(HostPhase.PREPARED, OrderKind.RUN)
+    service.wait_for_phase(HostPhase.RUNNING)
+    checkpoints.let_go.set()
+    service.order(OrderKind.STOP, grace_s=30.0)
+    service.wait_for_phase(HostPhase.EXITED)
+    assert 20.0 < graces_s[0] <= 29.8
+    service.order(OrderKind.RELEASE)
+
+
+def test_the_folder_is_looked_at_before_the_other_ranks_of_a_failed_one_are_stopped(
+    host_with, service: FakeService, checkpoints: FakeCheckpoints
+) -> None:
+    host = host_with(num_processes=2)
+    service.order_at(HostPhase.PREPARED, OrderKind.RUN)
+    checkpoints.let_go.set()
+    host.program.end(3, rank=1)
+    service.wait_for_phase(HostPhase.EXITED)
+    assert checkpoints.looks == [(FAILURE_GRACE_S / 4, [])]
+    service.order(OrderKind.RELEASE)

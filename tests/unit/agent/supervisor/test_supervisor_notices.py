@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from fake_steps import FakeSteps
+from host_under_test import LIMITS
 
 from clary.agent.supervisor.notice_period import GANG_ECHO_S
 from clary.agent.supervisor.supervisor import EXIT_TERMINATED, SIGNAL_LOOK_S
@@ -183,6 +184,33 @@ def test_a_notice_lets_an_upload_finish(service: FakeService, run) -> None:
     host.steps.let_go("upload")
     assert host.join() == EXIT_TERMINATED
     assert service.facts.uploaded == ("s3://bucket/model.tar.gz",)
+
+
+def test_an_upload_outlasts_the_grace_of_a_notice_if_no_engine_kills(service: FakeService, run) -> None:
+    service.order_at(HostPhase.EXITED, OrderKind.UPLOAD, role="lead", staged=[])
+    host = run(stop_grace_s=0.3, hold=("upload",))
+    host.program.end(0)
+    service.wait_for_phase(HostPhase.UPLOADING)
+    host.supervisor.terminate()
+    assert noticed(service).grace_s is None
+    time.sleep(0.3 + 2 * LIMITS.after_stop_s)
+    assert host.exit_code is None, "nobody kills this host: its results reach the store"
+    host.steps.let_go("upload")
+    service.wait_for_phase(HostPhase.DONE)
+    service.order(OrderKind.RELEASE)
+    assert host.join() == EXIT_TERMINATED
+    assert service.facts.phase is HostPhase.RELEASED, "it has stayed for the service's answer"
+    assert service.facts.uploaded == ("s3://bucket/model.tar.gz",)
+
+
+def test_an_upload_does_not_outlast_the_engines_kill(service: FakeService, run) -> None:
+    service.order_at(HostPhase.EXITED, OrderKind.UPLOAD, role="lead", staged=[])
+    host = run(notice_grace_s=1.0, stop_grace_s=120.0, hold=("upload",))
+    host.program.end(0)
+    service.wait_for_phase(HostPhase.UPLOADING)
+    host.supervisor.terminate()
+    assert host.join() == EXIT_TERMINATED
+    assert service.facts.phase is HostPhase.UPLOADING
 
 
 def test_a_signal_to_all_processes_is_both_a_notice_and_a_stop(service: FakeService, run) -> None:

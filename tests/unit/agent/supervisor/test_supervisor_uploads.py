@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -41,11 +42,42 @@ def test_results_that_cannot_be_written_are_a_failure_of_the_job(service: FakeSe
     assert not facts.could_not_upload
 
 
-def test_an_upload_that_may_succeed_later_is_reported_as_such(service: FakeService, host_of) -> None:
+def test_an_upload_that_the_store_often_answers_wrongly_is_given_up_and_may_succeed_later(
+    service: FakeService, host_of, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_life, "_FIRST_UPLOAD_PAUSE_S", 0.01)
     service.lead_through_life()
     host = host_of(FakeSteps(errors={"upload": AgentError("1 of 2 results are not in the store", retryable=True)}))
     host.program.end(0)
-    assert service.wait_for_phase(HostPhase.DONE).could_not_upload
+    facts = service.wait_for_phase(HostPhase.DONE)
+    assert facts.could_not_upload
+    assert len(host.steps.uploads) == 1 + host_life._MAX_REPEATS
+
+
+@pytest.mark.parametrize(
+    "error",
+    [AgentError("Results at s3://b/k are not whole.", retryable=True), OSError(errno.EMFILE, "Too many open files")],
+)
+def test_an_upload_is_repeated_after_a_wrong_answer_and_between_lost_ones(
+    service: FakeService, host_of, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(host_life, "_FIRST_UPLOAD_PAUSE_S", 0.001)
+    service.lead_through_life()
+    steps = FakeSteps()
+    lost = ObjectStoreError("PUT s3://b/k: no answer.", retryable=True)
+    failures = [error, *[lost] * 5, *[error] * (host_life._MAX_REPEATS - 1)]
+
+    def fail(name: str) -> None:
+        if name == "upload" and failures:
+            raise failures.pop(0)
+
+    steps.on_step = fail
+    host = host_of(steps)
+    host.program.end(0)
+    facts = service.wait_for_phase(HostPhase.DONE)
+    assert (facts.failure, facts.uploaded) == (None, steps.uploaded.uris)
+    (note,) = facts.notes
+    assert note.startswith("results could not be uploaded yet; they are kept, and the upload is tried again, 3 times")
 
 
 def test_the_first_cause_stays_the_cause_when_the_upload_fails_as_well(service: FakeService, host_of) -> None:

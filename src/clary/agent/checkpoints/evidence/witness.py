@@ -4,8 +4,8 @@ Where: it starts just before the program; each look (scan of the folder) of the 
 `judging` has the rules of its decisions.
 
 Threads: the witness's thread records events between looks, above all the processes that are alive after a close. The
-mirror's thread calls `decide` at each look. One lock guards the state that both threads use, and is held only while
-states of files and processes are read.
+mirror's thread calls `decide` at each look, and the supervisor's calls `look_now` before it signals the program. One
+lock guards the state that all of them use, and is held only while states of files and processes are read.
 """
 
 from __future__ import annotations
@@ -142,17 +142,45 @@ class Witness(Worker):
             self._processes.first_pid = first_pid
             self._look_for_processes()
 
+    def look_now(self, limit_s: float) -> bool:
+        """Record the closes so far, and the processes that live after them; call it before the program is signalled.
+
+        The thread's own look may come too late on a busy machine: once a writer is dead, its last closes no longer
+        count. Return whether the look was over after `limit_s`; a later end of it does no harm. Does not raise.
+        """
+        is_over = threading.Event()
+
+        def look() -> None:
+            try:
+                with self._lock:
+                    if not self._is_closed:
+                        self._events.read()
+                        self._processes.find()
+                        self._processes.check()
+            except Exception:  # boundary: background threads; a stop goes on without the look
+                logger.exception("the look at the checkpoint folder before a signal has failed")
+            is_over.set()
+
+        # A thread of its own: a file system that hangs must not stop the caller, nor may the rest between two rounds.
+        threading.Thread(target=look, name="checkpoint-last-look", daemon=True).start()
+        return is_over.wait(limit_s)
+
     def close(self, timeout_s: float = _JOIN_S) -> bool:
-        """End the watch; a second call does nothing."""
+        """End the watch; return whether all has ended within about twice the limit. A second call does nothing."""
         if self._is_closed:
             return not self.is_running
         self._is_closed = True
         self.abort()
         os.write(self._wake_writer, b"x")
         has_ended = self.join(timeout_s)
-        with self._lock:
+        if not self._lock.acquire(timeout=timeout_s):
+            logger.error("the witness of checkpoints did not end in time; it ends with the process")
+            return False
+        try:
             self._events.close()
             self._processes.close()
+        finally:
+            self._lock.release()
         os.close(self._wake_writer)
         os.close(self._wake_reader)
         return has_ended

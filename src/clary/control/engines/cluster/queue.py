@@ -18,7 +18,7 @@ class Grant:
 
     is_granted: bool
     words: str  # why the job waits, or which hosts were granted
-    notice_grace_s: float = 0.0  # seconds from the engine's SIGTERM to an agent to its SIGKILL; 0: unknown
+    notice_grace_s: float = 0.0  # seconds from the engine's SIGTERM to an agent to its SIGKILL; 0: unknown, or no kill
 
 
 class Queue(Protocol):

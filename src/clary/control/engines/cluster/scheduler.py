@@ -76,7 +76,7 @@ class Allocation:
     reason: str = ""  # reason of a wait or an end, as given by the scheduler: "Slurm job 4711 waits: Resources"
     members: Mapping[int, Member] = field(default_factory=dict)  # index of the host -> host; missing: has no node yet
     asked_at: datetime | None = None  # aware, UTC; None if unknown
-    notice_grace_s: float = 0.0  # seconds from SIGTERM to SIGKILL of reclaimed hosts; 0: unknown
+    notice_grace_s: float = 0.0  # seconds from SIGTERM to SIGKILL of reclaimed hosts; 0: unknown, or no kill
 
 
 @dataclass(frozen=True, kw_only=True)
