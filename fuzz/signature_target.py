@@ -58,8 +58,8 @@ _WORDS = (
     "",
 )
 _BODIES = (b"", b"{}", b'{"TrainingJobName": "a"}', b"Action=GetRole&RoleName=a")
-# A presigned URL's body is signed, so that a content type added to it changes nothing that could be carried out.
-_MEANINGFUL = ("content-type", "x-amz-target")
+# Not the content type: routing binds the protocol to the target, the path and the body, which are signed.
+_MEANINGFUL = ("x-amz-target", "content-encoding")
 
 
 class _Clock:
@@ -176,7 +176,6 @@ def _signed_names(sent: Sent) -> frozenset[str]:
 def meaning(sent: Sent, covered: frozenset[str]) -> dict[str, object]:
     """Return all that the service acts upon, in one spelling."""
     headers = HttpRequest(sent.method, sent.raw_path, sent.query, sent.headers).lowered_headers
-    meaningful = _MEANINGFUL if sent.header("authorization") else _MEANINGFUL[1:]
     pairs = parse_qsl(sent.query, keep_blank_values=True, errors="surrogateescape")
     return {
         "method": sent.method.upper(),
@@ -185,7 +184,7 @@ def meaning(sent: Sent, covered: frozenset[str]) -> dict[str, object]:
             (_octets(name), _octets(value)) for name, value in pairs if not name.lower().startswith("x-amz-signature")
         ),
         "body": sent.body,
-        "headers": {name: collapsed(headers.get(name, "")) for name in {*covered, *meaningful}},
+        "headers": {name: collapsed(headers.get(name, "")) for name in {*covered, *_MEANINGFUL}},
     }
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from clary.base.errors import WireError
+from clary.control.wire.cbor_documents import load_cbor
 from clary.control.wire.messages import HttpRequest, HttpResponse
 from clary.control.wire.models import Operation, Protocol, all_services
 from clary.control.wire.parsing import parse
@@ -24,14 +25,15 @@ from clary.control.wire.validation import validate
 from fuzz.byte_reader import ByteReader
 from fuzz.findings import found, require
 from fuzz.targets import Run
-from fuzz.wire_values import SECRET, ValueMaker, form_body, form_fields, json_body
+from fuzz.wire_values import SECRET, ValueMaker, cbor_body, form_body, form_fields, json_body
 
 MAX_ANSWER_BYTES = 256 * 1024
 REQUEST_ID = "7a62c49f-347e-4fc4-9331-6e8eEXAMPLE"
 # The operations that the product carries out come first, so that short inputs reach them.
 _FIRST = ("CreateTrainingJob", "PutMetricData", "FilterLogEvents", "AssumeRole", "BatchPutMetrics", "Search")
 _METHODS = ("POST", "GET", "PUT", "DELETE", "HEAD", "")
-_PATHS = ("/", "", "/metrics", "//", "/BatchPutMetrics", "/%zz", "/\udcff", "/..")
+_RPC = "/service/GraniteServiceVersion20100801/operation/PutMetricData"
+_PATHS = ("/", "", "/metrics", "//", "/BatchPutMetrics", "/%zz", "/\udcff", "/..", _RPC)
 _QUERIES = (
     "",
     "Action=GetCallerIdentity",
@@ -49,10 +51,22 @@ _VALUES = (
     "Logs_20140328.FilterLogEvents",
     "GraniteServiceVersion20100801.PutMetricData",
     "gzip",
+    "application/cbor",
+    "rpc-v2-cbor",
     "AWS4-HMAC-SHA256 Credential=AKID/20260131/us-west-2/sagemaker/aws4_request, SignedHeaders=host, Signature=0",
     "AWS4-HMAC-SHA256 Credential=AKID/20260131/us-west-2/monitoring/aws4_request, SignedHeaders=host, Signature=0",
 )
-_BODIES = (b"", b"{}", b"[]", b"null", b'{"TrainingJobName": "a"}', b'{"a":1,"a":2}', b"[" * 5000, b"\x1f\x8b")
+_BODIES = (
+    b"",
+    b"{}",
+    b"[]",
+    b"null",
+    b'{"TrainingJobName": "a"}',
+    b'{"a":1,"a":2}',
+    b"[" * 5000,
+    b"\x1f\x8b",
+    b"\x81" * 5000,
+)
 
 
 @contextmanager
@@ -68,7 +82,7 @@ def _operations() -> list[Operation]:
         names = service.protocol_names
         protocols = [Protocol.JSON_1_1, Protocol.JSON_1_0] if "json" in names else []
         protocols += [Protocol.QUERY] if "query" in names else []
-        protocols += [Protocol.REST_JSON] if "rest-json" in names else []
+        protocols += [protocol for protocol in (Protocol.REST_JSON, Protocol.RPC_V2_CBOR) if protocol in names]
         for name in sorted(service.operation_names):
             found_ones.extend(service.operation(name, protocol) for protocol in protocols)
     return sorted(found_ones, key=lambda operation: operation.name not in _FIRST)
@@ -121,6 +135,10 @@ def _structured_request(reader: ByteReader, operations: list[Operation]) -> tupl
         headers.append(("Content-Type", "application/x-www-form-urlencoded"))
         if reader.chance(8):
             method, query, body = "GET", body.decode("ascii"), b""
+    elif operation.protocol is Protocol.RPC_V2_CBOR:
+        body = cbor_body(value)
+        path = f"/service/{operation.service.target_prefix}/operation/{operation.name}"
+        headers += [("Content-Type", operation.protocol.content_type), ("smithy-protocol", "rpc-v2-cbor")]
     else:
         body = json_body(value)
         headers.append(("Content-Type", operation.protocol.content_type))
@@ -168,7 +186,7 @@ def _check_answer(answer: HttpResponse, protocol: Protocol, secret: str) -> None
         texts = [element.text for element in root.iter() if element.tag.rpartition("}")[2] in ("Code", "Message")]
         require(len(texts) == 2 and all(texts), "an error has no code or no message", body=answer.body)
         return
-    document = json.loads(answer.body)
+    document = (load_cbor if protocol is Protocol.RPC_V2_CBOR else json.loads)(answer.body)
     require(bool(document["__type"]) and bool(document["message"]), "an error is empty", body=answer.body)
 
 

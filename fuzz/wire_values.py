@@ -10,6 +10,8 @@ import json
 from typing import Any
 from urllib.parse import quote
 
+from clary.control.wire.cbor_documents import dump_cbor
+from clary.control.wire.scalars import MisfitError
 from fuzz.byte_reader import ByteReader
 
 SECRET = "hunter2-is-a-secret"  # stands in members that the model calls sensitive
@@ -135,6 +137,16 @@ def json_body(value: Any) -> bytes:
         return json.dumps(value).encode("ascii")
     except RecursionError:
         return b'{"Tags":' + b"[" * 5000 + b"]" * 5000 + b"}"
+
+
+def cbor_body(value: Any) -> bytes:
+    """Write a CBOR document; one that CBOR can not hold becomes a deep or an indefinite one."""
+    try:
+        return dump_cbor(value)
+    except RecursionError:
+        return b"\xa1\x64Tags" + b"\x81" * 5000
+    except (MisfitError, OverflowError):
+        return b"\xbf\x69Namespace\x7f\x61a\x61b\xff\x6aMetricData\x9f\xbf\x65Value\xf9\x3e\x00\xff\xff\xff"
 
 
 def form_fields(shape: Any, value: Any, prefix: str = "") -> list[tuple[str, str]]:

@@ -77,6 +77,23 @@ ListRoles lists two roles: that of the setting `role_name`, and `AmazonSageMaker
 look for such a name. As on AWS, names that begin with `AmazonSageMaker-ExecutionRole` have the path `/service-role/`;
 other roles have none. Wherever an ARN of a role is accepted, it may have any path.
 """
+PROTOCOLS = """
+## Protocols
+
+A service answers in each of these protocols that botocore's model of the service names:
+
+| protocol | what names the operation | services |
+|---|---|---|
+| AWS JSON 1.0 and 1.1 | `X-Amz-Target`, with `POST /` | SageMaker, CloudWatch Logs, CloudWatch, ECR |
+| query | `Action` of a form or of the query, at the path `/` | STS, IAM, CloudWatch |
+| REST JSON | method and path | SageMaker Metrics |
+| Smithy RPC v2 CBOR | `POST /service/SERVICE/operation/NAME`, with `smithy-protocol: rpc-v2-cbor` | CloudWatch |
+
+Signatures must cover `host` and, where they are sent, `x-amz-date`, `x-amz-target`, `x-amz-content-sha256` and
+`content-encoding`. The content type may be unsigned: the AWS SDKs for JavaScript (v2) and PHP do not sign it. It never
+chooses the operation alone, so a request whose content type is changed on the way means the same or fails. Operations
+that answer with an event stream, such as StartLiveTail, are not offered ([logs](logs.md#writing-and-searching)).
+"""
 COLUMNS = "| member | decision | what it does, or what is said |\n|---|---|---|\n"
 
 
@@ -88,6 +105,7 @@ def page() -> str:
         + _defaults()
         + _others()
         + IAM
+        + PROTOCOLS
     )
 
 

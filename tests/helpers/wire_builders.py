@@ -19,6 +19,7 @@ BOTOCORE_PROTOCOLS = {
     Protocol.JSON_1_1: "json",
     Protocol.QUERY: "query",
     Protocol.REST_JSON: "rest-json",
+    Protocol.RPC_V2_CBOR: "smithy-rpc-v2-cbor",
 }
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 REQUEST_ID = "7a62c49f-347e-4fc4-9331-6e8eEXAMPLE"

@@ -22,6 +22,7 @@ from clary.control.server.edge import connections, tls
 from clary.control.server.edge.body_budget import BodyBudget
 from clary.control.server.edge.gates import Admission, Refusal
 from clary.control.server.edge.listener import Listener, new_event_loop
+from clary.control.wire.cbor_documents import load_cbor
 from clary.control.wire.messages import HttpRequest, HttpResponse
 
 LIMIT = 10_000
@@ -150,6 +151,17 @@ async def test_announced_oversized_body_is_refused_before_it_is_sent(listener: L
     assert head.startswith("HTTP/1.1 413")
     assert json.loads(body)["__type"] == "RequestEntityTooLarge"
     assert str(LIMIT) in json.loads(body)["message"]
+
+
+async def test_a_client_that_speaks_cbor_can_read_the_refusal_of_its_head(listener: Listener) -> None:
+    headers = ["smithy-protocol: rpc-v2-cbor", "Content-Type: application/cbor", f"Content-Length: {LIMIT + 1}"]
+    head, body = await exchange(
+        listener, request("POST", "/service/GraniteServiceVersion20100801/operation/A", *headers)
+    )
+    assert head.startswith("HTTP/1.1 413")
+    assert "smithy-protocol: rpc-v2-cbor" in head
+    assert "Content-Type: application/cbor" in head
+    assert load_cbor(body)["__type"] == "RequestEntityTooLarge"
 
 
 async def test_unannounced_oversized_body_is_refused_at_the_limit(listener: Listener) -> None:

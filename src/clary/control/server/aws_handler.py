@@ -147,7 +147,7 @@ def _params(request: HttpRequest, operation: Operation) -> tuple[dict[str, Any],
     params = parse(request, operation)
     validate(operation, params)
     key = (operation.service.name, operation.name)
-    unknown = unknown_members(request, params) if key in DECIDED_OPERATIONS | WARNING_OPERATIONS else ()
+    unknown = unknown_members(request, operation, params) if key in DECIDED_OPERATIONS | WARNING_OPERATIONS else ()
     if unknown and key not in WARNING_OPERATIONS:
         raise WireError(
             "ValidationException",

@@ -55,16 +55,17 @@ def load_document(body: bytes) -> Any:
 
 def json_reader(shape: Any) -> Reader:
     """Return the function that turns a JSON value into a value of `shape`; that function raises MisfitError."""
-    return _Compiler().reader(shape)
+    return Compiler().reader(shape)
 
 
-class _Compiler:
+class Compiler:
     """Compiles one shape with its members; records the shapes in progress to avoid endless recursion."""
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, str, bool], Reader | None] = {}
 
     def reader(self, shape: Any) -> Reader:
+        """Return the function that reads values of a shape."""
         key = (shape.name, shape.serialization.get("timestampFormat", ""), bool(shape.serialization.get("jsonvalue")))
         if key in self._done:
             found = self._done[key]
@@ -74,13 +75,17 @@ class _Compiler:
         return found
 
     def _compile(self, shape: Any) -> Reader:
-        type_name = shape.type_name
-        if type_name == "structure":
+        if shape.type_name == "structure":
             return self._structure(shape)
-        if type_name == "list":
+        if shape.type_name == "list":
             return _list(self.reader(shape.member))
-        if type_name == "map":
+        if shape.type_name == "map":
             return _map(self.reader(shape.value))
+        return self.scalar(shape)
+
+    def scalar(self, shape: Any) -> Reader:
+        """Return the function that reads values of a shape without members; other formats than JSON override it."""
+        type_name = shape.type_name
         if type_name == "timestamp":
             return _timestamp(timestamp_format(shape, "unixtimestamp"))
         if type_name in INTEGER_BITS:

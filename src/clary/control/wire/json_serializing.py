@@ -25,16 +25,17 @@ Writer = Callable[[Any], Any]
 
 def json_writer(shape: Any) -> Writer:
     """Return the function that turns a value of `shape` into a value for `json.dumps`, or raises MisfitError."""
-    return _Compiler().writer(shape)
+    return Compiler().writer(shape)
 
 
-class _Compiler:
+class Compiler:
     """Compiles one shape with its members; records the shapes in progress to avoid endless recursion."""
 
     def __init__(self) -> None:
         self._done: dict[tuple[str, str], Writer | None] = {}
 
     def writer(self, shape: Any) -> Writer:
+        """Return the function that writes values of a shape."""
         key = (shape.name, shape.serialization.get("timestampFormat", ""))
         if key in self._done:
             found = self._done[key]
@@ -44,13 +45,17 @@ class _Compiler:
         return found
 
     def _compile(self, shape: Any) -> Writer:
-        type_name = shape.type_name
-        if type_name == "structure":
+        if shape.type_name == "structure":
             return self._structure(shape)
-        if type_name == "list":
+        if shape.type_name == "list":
             return _list(self.writer(shape.member))
-        if type_name == "map":
+        if shape.type_name == "map":
             return _map(self.writer(shape.value))
+        return self.scalar(shape)
+
+    def scalar(self, shape: Any) -> Writer:
+        """Return the function that writes values of a shape without members; other formats than JSON override it."""
+        type_name = shape.type_name
         if type_name == "timestamp":
             wanted = timestamp_format(shape, "unixtimestamp")
             return lambda value: format_time(value, wanted)

@@ -30,6 +30,7 @@ class Protocol(StrEnum):
     JSON_1_1 = "json-1.1"  # X-Amz-Target, application/x-amz-json-1.1
     QUERY = "query"  # form with Action as request, XML as answer
     REST_JSON = "rest-json"  # HTTP method and path identify the operation
+    RPC_V2_CBOR = "smithy-rpc-v2-cbor"  # POST /service/PREFIX/operation/NAME, CBOR both ways
 
     @property
     def content_type(self) -> str:
@@ -42,6 +43,7 @@ _CONTENT_TYPES = {
     Protocol.JSON_1_1: "application/x-amz-json-1.1",
     Protocol.QUERY: "text/xml",
     Protocol.REST_JSON: "application/json",
+    Protocol.RPC_V2_CBOR: "application/cbor",
 }
 
 
@@ -73,7 +75,7 @@ class Service:
 
     @cached_property
     def target_prefix(self) -> str:
-        """Prefix of the operation's name in X-Amz-Target; empty for services that do not use this header."""
+        """Prefix of the operation's name in X-Amz-Target and in paths of RPC v2; empty for services without both."""
         return str(self.metadata.get("targetPrefix", ""))
 
     @cached_property
@@ -93,7 +95,7 @@ class Service:
 
     @cached_property
     def protocol_names(self) -> frozenset[str]:
-        """Protocols of the model by botocore's names: json, query, rest-json..."""
+        """Protocols of the model by botocore's names: json, query, rest-json, smithy-rpc-v2-cbor..."""
         return frozenset(self.metadata.get("protocols") or [self.metadata["protocol"]])
 
     @cached_property

@@ -11,6 +11,8 @@ from functools import cache
 from typing import Any
 
 from clary.base.errors import WireError
+from clary.control.wire.cbor_documents import load_cbor
+from clary.control.wire.cbor_values import cbor_reader
 from clary.control.wire.compression import plain_body
 from clary.control.wire.json_parsing import json_reader, load_document
 from clary.control.wire.messages import HttpRequest
@@ -37,12 +39,18 @@ def parse(request: HttpRequest, operation: Operation) -> dict[str, Any]:
         raise WireError(operation.malformed_code, "the request is nested too deeply") from error
 
 
-def unknown_members(request: HttpRequest, params: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the dotted paths of members of a JSON body that `parse` left out of `params`, as the model lacks them.
+def unknown_members(request: HttpRequest, operation: Operation, params: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the dotted paths of members of a JSON or CBOR body that `parse` left out of `params`.
 
-    A newer client may send such members; callers report that they have no effect.
+    The model lacks them; a newer client may send such members. Callers report that they have no effect.
+
+    Args:
+        request: a request that `parse` has read.
+        operation: the operation that it names.
+        params: what `parse` returned.
     """
-    document = load_document(body) if (body := plain_body(request)) else {}
+    load = load_cbor if operation.protocol is Protocol.RPC_V2_CBOR else load_document
+    document = load(body) if (body := plain_body(request)) else {}
     return tuple(_left_out(document, params, ""))
 
 
@@ -69,16 +77,20 @@ def _reader(operation: Operation) -> Reader:
     shape = operation.model.input_shape
     if operation.protocol is Protocol.QUERY:
         return _query_reader(shape)
-    return _json_body_reader(shape)
+    if operation.protocol is Protocol.RPC_V2_CBOR:
+        return _body_reader(shape, load=load_cbor, compile_reader=cbor_reader, wanted="CBOR map")
+    return _body_reader(shape, load=load_document, compile_reader=json_reader, wanted="JSON object")
 
 
-def _json_body_reader(shape: Any) -> Reader:
-    read_document = json_reader(shape) if shape is not None else lambda document: {}
+def _body_reader(
+    shape: Any, *, load: Callable[[bytes], Any], compile_reader: Callable[[Any], Callable[[Any], Any]], wanted: str
+) -> Reader:
+    read_document = compile_reader(shape) if shape is not None else lambda document: {}
 
     def read(request: HttpRequest, body: bytes) -> dict[str, Any]:
-        document = load_document(body) if body else {}
+        document = load(body) if body else {}
         if type(document) is not dict:
-            raise MisfitError("the body must be a JSON object")
+            raise MisfitError(f"the body must be a {wanted}")
         found: dict[str, Any] = read_document(document)
         return found
 

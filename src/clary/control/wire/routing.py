@@ -2,7 +2,12 @@
 
 Where: first step of the wire. The credential scope of the signature names the service; X-Amz-Target, the form's
 Action, or method and path name the operation. Unsigned requests are routed too, so that the sender can parse the
-refusal. Source: Smithy's AWS JSON, query and restJson1 protocols.
+refusal. Source: Smithy's AWS JSON, query, restJson1 and RPC v2 CBOR protocols.
+
+[Note: unsigned content types] Some SDKs do not sign the content type, nor must smithy-protocol be signed. So neither
+chooses a protocol alone. X-Amz-Target, which is signed if it is sent, means JSON; a form is read at the path `/` only,
+where no other request without X-Amz-Target is answered; a CBOR request has its operation in its path. A change of these
+two headers on the way can only make the request fail.
 """
 
 from __future__ import annotations
@@ -24,6 +29,9 @@ _JSON_PROTOCOLS = {
     "application/x-amz-json-1.1": Protocol.JSON_1_1,
 }
 _FORM = "application/x-www-form-urlencoded"
+_SMITHY_HEADER = "smithy-protocol"
+_RPC_V2_CBOR = "rpc-v2-cbor"
+_RPC_PATH = re.compile(r"/service/([A-Za-z0-9_]+)/operation/([A-Za-z0-9_]+)")
 _SCOPE = re.compile(r"Credential=[^,\s]*?/\d{8}/[^/,\s]*/([^/,\s]+)/")
 _QUERY_SCOPE = re.compile(r"(?i:x-amz-credential)=[^&]*?%2F\d{8}%2F[^&%]*%2F([^&%]+)%2F", re.IGNORECASE)
 # signing names of AWS's services that use the restXml protocol
@@ -31,6 +39,7 @@ REST_XML_SCOPES = ("cloudfront", "route53", "s3", "s3express")
 _ACTION = re.compile(rb"(?:^|&)Action=([^&]*)")
 _VERSION = re.compile(rb"(?:^|&)Version=([^&]*)")
 MAX_SEARCHED_BYTES = 1024 * 1024  # of a compressed form, whose Action clients write first
+_ROOT = ("/", "")
 _SHOWN_CHARACTERS = 80  # maximum number of characters of a client's text that an error shows
 
 
@@ -52,6 +61,8 @@ class Router:
             return self._by_target(request, services, target)
         if _is_query(request):
             return self._by_action(request, services)
+        if request.header(_SMITHY_HEADER) is not None:
+            return self._by_rpc_path(request, services)
         return self._by_path(request, services)
 
     def _in_scope(self, request: HttpRequest) -> Sequence[Service]:
@@ -71,7 +82,7 @@ class Router:
                 f"Requests with X-Amz-Target need the content type application/x-amz-json-1.1 (or 1.0), "
                 f"got {_shown(request.header('content-type') or 'none')}."
             )
-        if request.method != "POST" or request.raw_path not in ("/", ""):
+        if request.method != "POST" or request.raw_path not in _ROOT:
             raise _unknown(f"X-Amz-Target needs POST /, got {request.method} {_shown(request.raw_path)}.")
         prefix, _, name = target.rpartition(".")
         for service in services:
@@ -80,6 +91,8 @@ class Router:
         raise _unknown(f"The requested operation {_shown(target)} is not recognized by the service.")
 
     def _by_action(self, request: HttpRequest, services: Sequence[Service]) -> Operation:
+        if request.raw_path not in _ROOT:
+            raise WireError("InvalidAction", f"Forms with an Action need the path /, got {_shown(request.raw_path)}.")
         form = _form_of(request)
         action, version = _ACTION.search(form), _VERSION.search(form)
         if action is None or not action[1]:
@@ -95,9 +108,29 @@ class Router:
                 return service.operation(name, Protocol.QUERY)
         raise WireError("InvalidAction", f"Could not find operation {_shown(name)} for version {_shown(wanted or '')}.")
 
+    def _by_rpc_path(self, request: HttpRequest, services: Sequence[Service]) -> Operation:
+        spoken = request.header(_SMITHY_HEADER)
+        if spoken != _RPC_V2_CBOR:
+            raise _unknown(f"Of Smithy's protocols only {_RPC_V2_CBOR} is offered here, got {_shown(spoken or '')}.")
+        wanted = Protocol.RPC_V2_CBOR
+        if request.body and _media_type(request) != wanted.content_type:
+            raise _unknown(
+                f"Requests with smithy-protocol {_RPC_V2_CBOR} need the content type {wanted.content_type}, "
+                f"got {_shown(request.header('content-type') or 'none')}."
+            )
+        match = _RPC_PATH.fullmatch(request.raw_path)
+        if match is None or request.method != "POST":
+            raise _unknown(
+                "A request with smithy-protocol needs POST /service/SERVICE/operation/OPERATION, "
+                f"got {request.method} {_shown(request.raw_path)}."
+            )
+        prefix, name = match.groups()
+        for service in services:
+            if service.target_prefix == prefix and name in service.operation_names and wanted in service.protocol_names:
+                return service.operation(name, wanted)
+        raise _unknown(f"No operation answers {_shown(request.raw_path)}. Use a client that speaks AWS JSON or query.")
+
     def _by_path(self, request: HttpRequest, services: Sequence[Service]) -> Operation:
-        if request.header("smithy-protocol") is not None:
-            raise _unknown("Smithy RPC protocols are not offered here: use a client that speaks AWS JSON or query.")
         for service in services:
             for template, name in self._templates_of(service):
                 if template.match(request.method, request.raw_path, request.query) is not None:
@@ -137,6 +170,8 @@ def protocol_of(request: HttpRequest) -> Protocol:
         return _JSON_PROTOCOLS[media_type]
     if request.header("x-amz-target") is not None:
         return Protocol.JSON_1_1
+    if request.header(_SMITHY_HEADER) == _RPC_V2_CBOR:
+        return Protocol.RPC_V2_CBOR
     # Clients of restXml can parse the query protocol's errors; Clary offers no restXml service.
     is_xml = _is_query(request) or credential_service(request) in REST_XML_SCOPES
     return Protocol.QUERY if is_xml else Protocol.REST_JSON

@@ -1,7 +1,7 @@
 """Scalar values as text in forms, URLs, headers and XML, and the formats of times everywhere.
 
 Where: query and REST parsing read scalars with `reader_of`; XML and REST serialising write them with `writer_of`;
-JSON uses the time functions alone.
+JSON and CBOR use the time functions alone.
 Source: Smithy, "Timestamp serialization" and "Floating-point numbers"; RFC 9110 section 5.6.7 for http-date.
 """
 
@@ -162,7 +162,7 @@ def write_string(value: Any) -> str:
 
 
 def token_of(value: Any) -> str:
-    """Return AWS's name for the kind of a JSON value, as SerializationException uses it."""
+    """Return AWS's name for the kind of a JSON or CBOR value, as SerializationException uses it."""
     if value is None:
         return "NULL_VALUE"
     if isinstance(value, bool):
@@ -171,6 +171,10 @@ def token_of(value: Any) -> str:
         return "NUMBER_VALUE"
     if isinstance(value, str):
         return "STRING_VALUE"
+    if isinstance(value, bytes):
+        return "BYTES_VALUE"
+    if isinstance(value, datetime):
+        return "TIMESTAMP_VALUE"
     return "START_OBJECT" if isinstance(value, dict) else "START_ARRAY"
 
 

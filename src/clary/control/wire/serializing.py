@@ -2,7 +2,7 @@
 
 Where: last step of the wire. Results are written by the output shape of their operation; errors need no operation, so
 that the sender of a request that could not be routed can parse the refusal. Source: Smithy, "AWS JSON 1.0/1.1", "AWS
-query", "AWS restJson1" and "awsQueryCompatible".
+query", "AWS restJson1", "Smithy RPC v2 CBOR protocol" and "awsQueryCompatible".
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from functools import cache
 from typing import Any
 
 from clary.base.errors import ContractError, WireError
+from clary.control.wire.cbor_documents import dump_cbor
+from clary.control.wire.cbor_values import cbor_writer
 from clary.control.wire.json_serializing import json_writer
 from clary.control.wire.messages import HttpResponse
 from clary.control.wire.models import ExceptionModel, Operation, Protocol, Service
@@ -22,6 +24,7 @@ from clary.control.wire.xml_serializing import xml_members_writer, xml_text
 REQUEST_ID_HEADER = "x-amzn-RequestId"
 ERROR_TYPE_HEADER = "x-amzn-ErrorType"
 QUERY_ERROR_HEADER = "x-amzn-query-error"
+SMITHY_PROTOCOL = ("smithy-protocol", "rpc-v2-cbor")  # header that clients of RPC v2 send and expect
 RETRY_AFTER_HEADER = "x-amz-retry-after"  # milliseconds that a client should wait before it retries
 MEMBERS = "members"  # key in a WireError's details: further members of the error, spelled as in its model
 RETRY_AFTER_MS = "retry_after_ms"  # key in a WireError's details: value of RETRY_AFTER_HEADER
@@ -53,7 +56,7 @@ def serialize_error(
 
     Args:
         error: `details["retry_after_ms"]`, if set, is the time for which clients wait before they retry;
-            `details["members"]` holds further members, which JSON protocols send.
+            `details["members"]` holds further members, which all protocols but query send.
         protocol: protocol of the operation; without an operation, from `routing.protocol_of`.
         service: its model names status code and spelling of the error; None if unknown.
     """
@@ -82,6 +85,8 @@ def serialize_error(
     headers.append((ERROR_TYPE_HEADER, code))
     if service is not None and service.is_query_compatible:
         headers.append((QUERY_ERROR_HEADER, _query_error(error, model, is_sender_fault=is_sender_fault)))
+    if protocol is Protocol.RPC_V2_CBOR:
+        return HttpResponse(status, [*headers, SMITHY_PROTOCOL], dump_cbor(document))
     return HttpResponse(status, headers, dump_json(document))
 
 
@@ -95,7 +100,7 @@ def _writer(operation: Operation) -> Writer:
         return lambda result, request_id: write_rest(result)
     if operation.protocol is Protocol.QUERY:
         return _query_writer(operation)
-    return _json_writer(operation)
+    return _cbor_writer(operation) if operation.protocol is Protocol.RPC_V2_CBOR else _json_writer(operation)
 
 
 def _json_writer(operation: Operation) -> Writer:
@@ -110,6 +115,16 @@ def _json_writer(operation: Operation) -> Writer:
         return HttpResponse(200, [("Content-Type", content_type)], dump_json(write_document(result)))
 
     return write
+
+
+def _cbor_writer(operation: Operation) -> Writer:
+    shape = operation.model.output_shape
+    if shape is None:
+        # The protocol forbids body and content type where an operation has no output.
+        return lambda result, request_id: HttpResponse(200, [SMITHY_PROTOCOL], _nothing(result))
+    write_document = cbor_writer(shape)
+    headers = [("Content-Type", operation.protocol.content_type), SMITHY_PROTOCOL]
+    return lambda result, request_id: HttpResponse(200, [*headers], dump_cbor(write_document(result)))
 
 
 def _query_writer(operation: Operation) -> Writer:

@@ -35,8 +35,9 @@ from clary.control.wire.serializing import RETRY_AFTER_MS
 
 # Operations that only read; every other operation counts as a change.
 _READING = re.compile(r"(?:Batch)?(?:Describe|List|Get|Filter|Search|Simulate)(?=[A-Z]|$)")
-# Headers that determine the meaning of a request: unsigned, they could be changed in transit.
-_MEANINGFUL_HEADERS = ("host", "content-type", "x-amz-target", "x-amz-date", "x-amz-content-sha256")
+# Headers that determine the meaning of a request: unsigned, they could be changed in transit. Not the content type,
+# which the SDKs for JavaScript (v2) and PHP leave unsigned: `routing` says why that changes no request's meaning.
+_MEANINGFUL_HEADERS = ("host", "x-amz-target", "x-amz-date", "x-amz-content-sha256", "content-encoding")
 _FORBIDDEN_STATUS = 403
 INVALID_TOKEN = "The security token included in the request is invalid."  # noqa: S105 - AWS's words
 EXPIRED_TOKEN = "The security token included in the request is expired"  # noqa: S105 - AWS's words
@@ -185,7 +186,7 @@ class SignatureVerifier:
 
     def _check_head(self, head: _Head, request: HttpRequest, check: _Check) -> str:
         """Return the secret of the head's key, after checking everything except the signature."""
-        check.signed_headers(head.authorization, request, is_presigned=head.expires_s is not None)
+        check.signed_headers(head.authorization, request)
         expires_s = self._skew_s if head.expires_s is None else head.expires_s
         check.time(head.signed_at, self._clock.now(), skew_s=self._skew_s, expires_s=expires_s)
         access_key_id = head.authorization.access_key_id
@@ -254,14 +255,13 @@ class _Check:
                 f"Credential should be scoped to correct service: '{operation.service.signing_name}'.",
             )
 
-    def signed_headers(self, authorization: sigv4.Authorization, request: HttpRequest, *, is_presigned: bool) -> None:
+    def signed_headers(self, authorization: sigv4.Authorization, request: HttpRequest) -> None:
         """Refuse a signature that does not cover each header of `_MEANINGFUL_HEADERS`."""
         present = request.lowered_headers
         for name in _MEANINGFUL_HEADERS:
             if name in authorization.signed_headers:
                 continue
-            # The sender of a presigned URL may add a content type: body, path and query are signed without it.
-            if name == "host" or (name in present and not (is_presigned and name == "content-type")):
+            if name == "host" or name in present:
                 raise self.refused(
                     Refusal.WRONG, f"'{name}' must be a 'SignedHeader' in the AWS Authorization: sign it too."
                 )

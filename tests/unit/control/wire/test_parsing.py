@@ -52,8 +52,8 @@ def test_members_that_the_model_lacks_can_be_named():
         "InputDataConfig": [{"ChannelName": "a"}, {"ChannelName": "b", "Colour": "red", "Size": None}],
     }
     request = json_request("CreateTrainingJob", body)
-    assert unknown_members(request, parse(request, CREATE)) == ("FromTheFuture", "InputDataConfig.Colour")
-    assert unknown_members(json_request("CreateTrainingJob", b""), {}) == ()
+    assert unknown_members(request, CREATE, parse(request, CREATE)) == ("FromTheFuture", "InputDataConfig.Colour")
+    assert unknown_members(json_request("CreateTrainingJob", b""), CREATE, {}) == ()
 
 
 def test_null_elements_are_kept_for_validation_to_refuse():

@@ -58,6 +58,90 @@ def test_every_form_of_an_operation_name_is_routed(request_, expected):
     assert (operation.service.name, operation.name, operation.protocol) == expected
 
 
+def cbor_request(path="/service/GraniteServiceVersion20100801/operation/PutMetricData", body=b"\xa0", **changed):
+    headers = {"Content-Type": "application/cbor", "smithy-protocol": "rpc-v2-cbor", **changed}
+    kept = [(name.replace("_", "-"), value) for name, value in headers.items() if value is not None]
+    return HttpRequest("POST", path, "", kept, body)
+
+
+def test_the_path_of_a_cbor_request_names_its_operation():
+    operation = route(signed_for("monitoring", cbor_request()))
+    assert (operation.service.name, operation.name, operation.protocol) == (
+        "cloudwatch",
+        "PutMetricData",
+        Protocol.RPC_V2_CBOR,
+    )
+    without_body = HttpRequest("POST", cbor_request().raw_path, "", [("Smithy-Protocol", "rpc-v2-cbor")])
+    assert route(without_body) is operation
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (cbor_request("/service/SageMaker/operation/ListTrainingJobs"), "SageMaker"),
+        (cbor_request("/service/GraniteServiceVersion20100801/operation/Nope"), "Nope"),
+        (cbor_request("/service/GraniteServiceVersion20100801/operation/PutMetricData/"), "POST"),
+        (cbor_request("/x/service/GraniteServiceVersion20100801/operation/PutMetricData"), "POST"),
+        (cbor_request("/"), "POST"),
+        (cbor_request(**{"Content-Type": "application/json"}), "'application/json'"),
+        (cbor_request(**{"Content-Type": None}), "'none'"),
+        (cbor_request(**{"smithy-protocol": "rpc-v2-json"}), "'rpc-v2-json'"),
+        (HttpRequest("PUT", cbor_request().raw_path, "", cbor_request().headers, b"\xa0"), "PUT"),
+    ],
+)
+def test_a_smithy_request_without_an_operation_is_refused(request_, words):
+    with pytest.raises(WireError) as caught:
+        route(request_)
+    assert (caught.value.code, words in caught.value.message) == ("UnknownOperationException", True)
+
+
+OTHER_ACTION = b"&Action=DeleteAlarms&Version=2010-08-01&AlarmNames.member.1=a&"
+CONTENT_TYPES = (
+    "application/x-amz-json-1.0",
+    "application/x-amz-json-1.1",
+    "application/x-www-form-urlencoded",
+    "application/json",
+    "application/cbor",
+    "text/plain",
+    None,
+)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        json_request("PutMetricData", {"Namespace": OTHER_ACTION.decode()}, prefix="GraniteServiceVersion20100801"),
+        json_request("CreateTrainingJob", {"TrainingJobName": OTHER_ACTION.decode()}),
+        form_request(b"Action=PutMetricData&Version=2010-08-01&Namespace=%7B%7D"),
+        form_request(b"Action=GetRole&Version=2010-05-08&RoleName=r"),
+        HttpRequest("POST", "/BatchGetMetrics", "", [("Content-Type", "application/json")], OTHER_ACTION),
+        cbor_request(body=b"\xa1\x69Namespace\x78\x40" + OTHER_ACTION),
+    ],
+    ids=lambda request: f"{request.raw_path}-{request.header('content-type')}",
+)
+@pytest.mark.parametrize("content_type", CONTENT_TYPES)
+def test_another_content_type_never_names_another_operation(request_, content_type):
+    """Clients need not sign the content type: a change of it on the way can only make the request fail."""
+    sent = route(request_)
+    headers = [pair for pair in request_.headers if pair[0] != "Content-Type"]
+    headers += [("Content-Type", content_type)] if content_type is not None else []
+    changed = HttpRequest(request_.method, request_.raw_path, "", headers, request_.body)
+    # The header smithy-protocol is nothing that must be signed either.
+    stripped = [pair for pair in headers if pair[0] != "smithy-protocol"]
+    for one in (changed, HttpRequest(request_.method, request_.raw_path, "", stripped, request_.body)):
+        try:
+            found = route(one)
+        except WireError:
+            continue
+        assert (found.service, found.name) == (sent.service, sent.name)
+        assert _bodies_of(found.protocol) == _bodies_of(sent.protocol)
+
+
+def _bodies_of(protocol):
+    """Return how a protocol's bodies are read: JSON 1.0 and 1.1 are the same to a server."""
+    return "json" if protocol in (Protocol.JSON_1_0, Protocol.JSON_1_1) else protocol
+
+
 def compressed(form, *, encoding="gzip"):
     plain = form_request(form)
     body = gzip.compress(plain.body) if encoding == "gzip" else plain.body
@@ -120,6 +204,11 @@ def test_unknown_scope_is_refused_with_the_supported_services():
         (form_request("Action=GetRole&Version=1999-01-01"), "InvalidAction", "1999-01-01"),
         (form_request("Version=2011-06-15"), "MissingAction", "Action"),
         (form_request(b"Action=%ff%fe"), "InvalidAction", "version"),
+        (
+            HttpRequest("POST", "/x", "", form_request("").headers, b"Action=GetRole&Version=2010-05-08"),
+            "InvalidAction",
+            "'/x'",
+        ),
         (HttpRequest("GET", "/", "", []), "UnknownOperationException", "GET"),
         (HttpRequest("DELETE", "/BatchPutMetrics", "", []), "UnknownOperationException", "DELETE"),
         (
@@ -130,7 +219,7 @@ def test_unknown_scope_is_refused_with_the_supported_services():
         (
             HttpRequest("POST", "/service/X/operation/Y", "", [("smithy-protocol", "rpc-v2-cbor")]),
             "UnknownOperationException",
-            "Smithy",
+            "'/service/X/operation/Y'",
         ),
     ],
 )
@@ -155,6 +244,7 @@ def test_refusals_do_not_repeat_long_input():
         (json_request("Nope", {}, version="1.0"), Protocol.JSON_1_0),
         (HttpRequest("POST", "/", "", [("X-Amz-Target", "a.b"), ("Content-Type", "text/html")]), Protocol.JSON_1_1),
         (form_request("x=y"), Protocol.QUERY),
+        (cbor_request("/nowhere"), Protocol.RPC_V2_CBOR),
         (HttpRequest("GET", "/nowhere", "", []), Protocol.REST_JSON),
     ],
 )

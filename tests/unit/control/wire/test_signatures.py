@@ -204,12 +204,27 @@ def test_unsigned_payloads_are_refused():
     assert "x-amz-content-sha256" in error.message
 
 
-@pytest.mark.parametrize("left_out", ["content-type", "x-amz-target"])
-def test_relevant_headers_must_be_signed(left_out):
-    names = [name for name in ("host", "content-type", "x-amz-target") if name != left_out]
-    error = refused(signed(only=names))
+@pytest.mark.parametrize(
+    ("left_out", "added"),
+    [("x-amz-target", {}), ("content-encoding", {"content-encoding": "gzip"})],
+)
+def test_relevant_headers_must_be_signed(left_out, added):
+    names = [name for name in ("host", "content-type", "x-amz-target", *added) if name != left_out]
+    request = signed(only=names, headers=added)
+    error = refused(request)
     assert error.message.startswith(f"'{left_out}' must be a 'SignedHeader'")
     assert error.http_status == 403
+    with pytest.raises(WireError, match=f"'{left_out}' must be a 'SignedHeader'"):
+        verifier().judge_head(request)
+
+
+def test_the_content_type_need_not_be_signed():
+    """The AWS SDKs for JavaScript (v2) and PHP sign all headers but this one."""
+    request = signed(only=["host", "x-amz-target"])
+    assert "content-type" in request.lowered_headers
+    assert "content-type" not in request.header("authorization")
+    assert verifier().judge_head(request).access_key_id == "AKIDEXAMPLE"
+    assert verifier().verify(request, operation=CREATE).access_key_id == "AKIDEXAMPLE"
 
 
 def test_the_host_must_be_signed():

@@ -11,9 +11,11 @@ from wire_builders import REQUEST_ID, form_request, json_request
 
 from clary.base.clock import SystemClock
 from clary.base.errors import WireError
+from clary.control.wire.cbor_documents import dump_cbor
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.parsing import parse
 from clary.control.wire.routing import protocol_of, route
+from clary.control.wire.scalars import MisfitError
 from clary.control.wire.serializing import serialize_error
 from clary.control.wire.signatures import SignatureVerifier
 from clary.control.wire.validation import validate
@@ -50,6 +52,28 @@ def test_arbitrary_bytes_as_json(body):
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_as_a_form(body):
     answer(form_request(b"Action=PutMetricData&Version=2010-08-01&" + body))
+
+
+def cbor_request(body: bytes) -> HttpRequest:
+    headers = [("smithy-protocol", "rpc-v2-cbor"), ("Content-Type", "application/cbor")]
+    return HttpRequest(
+        "POST", "/service/GraniteServiceVersion20100801/operation/PutMetricData", "", headers, body, "127.0.0.1"
+    )
+
+
+@given(st.binary(max_size=300))
+def test_arbitrary_bytes_as_cbor(body):
+    answer(cbor_request(body))
+    answer(cbor_request(b"\xa2\x69Namespace\x61a\x6aMetricData" + body))
+
+
+@given(st.dictionaries(st.sampled_from(["Namespace", "MetricData", "StrictEntityValidation"]), JSON_VALUES, max_size=3))
+def test_arbitrary_values_in_known_members_of_cbor(document):
+    try:
+        body = dump_cbor(document)
+    except MisfitError:  # an integer of more than 64 bits
+        return
+    answer(cbor_request(body))
 
 
 @given(st.dictionaries(MEMBERS, JSON_VALUES, max_size=5))

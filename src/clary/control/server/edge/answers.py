@@ -16,7 +16,10 @@ from multidict import CIMultiDict
 
 from clary.base.errors import WireError
 from clary.control.server.edge.bodies import BUSY_STATUS
+from clary.control.wire.cbor_documents import dump_cbor
 from clary.control.wire.messages import HttpResponse
+from clary.control.wire.models import Protocol
+from clary.control.wire.serializing import SMITHY_PROTOCOL
 
 JSON_ERROR_TYPE = "application/x-amz-json-1.1"
 
@@ -58,7 +61,7 @@ def whole_answer(request: ListenerRequest, answer: HttpResponse) -> web.Response
 
 
 def refusal(request: ListenerRequest, error: WireError) -> web.Response:
-    """Return an error in the format of AWS's JSON errors."""
+    """Return an error in the format of AWS's JSON errors; in CBOR for clients that speak RPC v2 CBOR."""
     response = error_answer(request, error.http_status, error.code, error.message)
     if error.http_status == BUSY_STATUS:
         response.headers["Retry-After"] = "1"
@@ -66,7 +69,7 @@ def refusal(request: ListenerRequest, error: WireError) -> web.Response:
 
 
 def error_answer(request: ListenerRequest, status: int, code: str, message: str) -> web.Response:
-    """Return an error with this status, code and message.
+    """Return an error with this status, code and message; in CBOR for clients that speak RPC v2 CBOR.
 
     Args:
         request: contains the answer's id; the connection is closed if the request's body was not read to the end.
@@ -74,12 +77,15 @@ def error_answer(request: ListenerRequest, status: int, code: str, message: str)
         code: name of the error, as in AWS's services.
         message: text for users.
     """
-    response = web.Response(
-        status=status,
-        body=json.dumps({"__type": code, "message": message}).encode(),
-        content_type=JSON_ERROR_TYPE,
-        headers={"X-Amzn-RequestId": request.clary_request_id, "X-Amzn-ErrorType": code},
-    )
+    document = {"__type": code, "message": message}
+    headers = {"X-Amzn-RequestId": request.clary_request_id, "X-Amzn-ErrorType": code}
+    name, cbor = SMITHY_PROTOCOL
+    if request.headers.get(name) == cbor:
+        body, content_type = dump_cbor(document), Protocol.RPC_V2_CBOR.content_type
+        headers[name] = cbor
+    else:
+        body, content_type = json.dumps(document).encode(), JSON_ERROR_TYPE
+    response = web.Response(status=status, body=body, content_type=content_type, headers=headers)
     _close_after_rest(request, response)
     return response
 
