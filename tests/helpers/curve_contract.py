@@ -12,7 +12,7 @@ import pytest
 from store_contract import START, make_job
 
 from clary.control.jobs.training_job import FinalMetric
-from clary.control.store import metric_curves
+from clary.control.store.metric_values import metric_curves
 from clary.control.store.store import Store
 
 
@@ -152,3 +152,62 @@ class CurveContract:
         kept = store.curves._kept
         assert "d" in {cut.metric_name for cut in kept}
         assert sum(len(stretches) for stretches in kept.values()) == store.curves._num_kept <= 30
+
+    async def test_names_are_found_by_their_beginning(self, store: Store) -> None:
+        names = ["a", "a.", "a/", "a/b", "a/b/c", "a/\u00e4", "a/\U0010ffff", "a0", "A/x", "a_/x", "b/a/"]
+        for job in ("i", "j"):
+            await store.create_job(make_job(job), {})
+        await store.add_metrics("j", [FinalMetric(name=name, value=1.0, at=START) for name in names * 3])
+        await store.add_metrics("i", [FinalMetric(name=f"{name}+", value=1.0, at=START) for name in names])
+        assert await store.curves.names("j", prefix="") == sorted(names)
+        for prefix in ("a/", "a/b/", "none/", "A/", "a_/"):
+            assert await store.curves.names("j", prefix=prefix) == sorted(n for n in names if n.startswith(prefix))
+        assert await store.curves.names("nobody", prefix="") == []
+
+    async def test_statistics_of_periods_are_those_of_their_values(self, store: Store) -> None:
+        for job in ("i", "j"):
+            await store.create_job(make_job(job), {})
+        begin = datetime(1970, 1, 1, tzinfo=UTC)
+        draw = random.Random(7)
+        seconds = [draw.uniform(-300.0, 300.0) for _ in range(500)]
+        values = [
+            FinalMetric(name="loss", value=draw.choice([1.5, -2.0, 0.25, math.nan]), at=begin + timedelta(seconds=at))
+            for at in seconds
+        ]
+        await store.add_metrics("j", values)
+        await store.add_metrics("i", [FinalMetric(name="loss", value=100.0, at=begin)])
+        for start_s, end_s, period_s in ((-300, 300, 60), (-61, 59, 60), (7, 8, 1), (-1000, 1000, 86400)):
+            start, end = (begin + timedelta(seconds=second) for second in (start_s, end_s))
+            expected: dict[int, list[float]] = {}
+            for one in values:
+                period = math.floor(one.at.timestamp()) // period_s * period_s
+                if period >= start_s // period_s * period_s and one.at < end and not math.isnan(one.value):
+                    expected.setdefault(period, []).append(one.value)
+            found = await store.aggregates.by_period("j", "loss", start=start, end=end, period_s=period_s)
+            assert {period: tuple(one) for period, one in found.items()} == {
+                period: (min(numbers), max(numbers), sum(numbers), len(numbers)) for period, numbers in expected.items()
+            }
+        whole = {"start": begin, "end": begin + timedelta(seconds=1), "period_s": 1}
+        endless = {"start": datetime.min.replace(tzinfo=UTC), "end": begin + timedelta(days=1), "period_s": 2**62}
+        assert [one.greatest for one in (await store.aggregates.by_period("i", "loss", **endless)).values()] == [100.0]
+        assert (await store.aggregates.by_period(None, "loss", **whole))[0].greatest == 100.0
+        assert await store.aggregates.by_period("nobody", "loss", **whole) == {}
+
+    @pytest.mark.parametrize(
+        ("values", "total"),
+        [
+            ([1.5e308, 1.5e308, -1.0], math.inf),
+            ([1.5e308, -1.0e308, 1.0], 0.5e308),
+            ([math.inf, 1.0], math.inf),
+            ([-math.inf, 1e300], -math.inf),
+            ([math.inf, -math.inf], math.nan),
+            ([5e-324, 5e-324], 1e-323),
+        ],
+    )
+    async def test_sums_of_great_values_do_not_fail(self, store: Store, values: list[float], total: float) -> None:
+        await store.create_job(make_job("j"), {})
+        await store.add_metrics("j", [FinalMetric(name="loss", value=value, at=START) for value in values])
+        span: dict[str, Any] = {"start": START, "end": START + timedelta(days=10_000), "period_s": 2**31 - 1}
+        (found,) = (await store.aggregates.by_period("j", "loss", **span)).values()
+        assert (found.least, found.greatest, found.num_values) == (min(values), max(values), len(values))
+        assert found.total == pytest.approx(total, nan_ok=True)

@@ -24,6 +24,7 @@ from clary.base.clock import SystemClock
 from clary.contract import sigv4
 from clary.contract.launch_plan import Credentials, Endpoint
 from clary.control.objects.front import S3Front
+from clary.control.objects.public.public_store import PublicBuckets
 from clary.control.objects.seaweed import EmbeddedStore
 from clary.control.permissions.grants import Grants, Place
 from clary.control.server.edge import tls
@@ -66,8 +67,9 @@ class Service:
 class ServiceThread:
     """Store, front and listener in their own event loop, so that tests can use synchronous clients."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, public: PublicBuckets | None = None) -> None:
         self._home = home
+        self._public = public
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -93,6 +95,7 @@ class ServiceThread:
             bucket_of_own_host=HostNames(["127.0.0.1"]).bucket_of,
             region=REGION,
             find_grants=grants.get,
+            public=self._public,
         )
         await self._front.start()
         files = tls.ensure_certificates(self._home / "tls", region=REGION, host="127.0.0.1", now=datetime.now(UTC))

@@ -324,6 +324,35 @@ def test_a_copy_source_may_encode_its_slashes(service: Service, plain: Any, key:
     assert read(plain, f"{key}/c") == b"a"
 
 
+def test_several_copy_sources_are_refused(service: Service, plain: Any, key: str) -> None:
+    plain.put_object(Bucket=BUCKET, Key=f"{key}/a", Body=b"a")
+    source = quote(f"{BUCKET}/{key}/a", safe="")
+    target = f"/{BUCKET}/{key}/c?x-amz-copy-source={source}"
+    assert send(service, "PUT", target, headers={"x-amz-copy-source": source}).code == "InvalidArgument"
+    assert send(service, "PUT", f"{target}&X-Amz-Copy-Source={source}").code == "InvalidArgument"
+    assert keys_under(plain, f"{key}/c") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("X-Forwarded-Host", "other.example:8443"),
+        ("X-Forwarded-Proto", "https"),
+        ("X-Forwarded-Port", "8443"),
+        ("X-Forwarded-Prefix", "/clary"),
+        ("X-Forwarded-For", "192.0.2.1"),
+        ("Forwarded", "for=192.0.2.1;host=other.example"),
+        ("X-Real-IP", "192.0.2.1"),
+        ("Via", "1.1 other.example"),
+    ],
+)
+def test_a_reverse_proxy_may_add_its_headers(service: Service, key: str, name: str, value: str) -> None:
+    path = f"/{BUCKET}/{key}"
+    assert send(service, "PUT", path, body=b"a", wire_headers={name: value}).status == 200
+    answer = send(service, "GET", path, wire_headers={name: value})
+    assert (answer.status, answer.body) == (200, b"a")
+
+
 def test_a_client_of_directory_buckets_can_read_its_refusal(service: Service) -> None:
     scope = "CLARYUSER/20260101/us-west-2/s3express/aws4_request"
     value = f"AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders=host, Signature={'0' * 64}"

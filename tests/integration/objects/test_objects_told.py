@@ -7,6 +7,7 @@ import hashlib
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from botocore.exceptions import ClientError
@@ -54,6 +55,31 @@ def test_requested_encryption_is_returned(s3: Any, key: str, asked: dict[str, st
     assert told(answer) == expected
     assert looked_at(s3, key) == expected
     assert read(s3, key) == b"code"
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "is_in_sandbox"),
+    [
+        ("application/pdf", [], False),
+        ("text/html", ["Application/PDF"], False),
+        ("text/html", [], True),
+        ("application/pdf;x=y,text/html", [], True),
+        ("application/pdf; charset=utf-8", [], True),
+        ("application/pdf", ["application/pdf;x=y,text/html"], True),
+        ("application/pdf", ["application/pdf,text/html"], True),
+        ("application/pdf", ["application/pdf", "text/html"], None),
+        ("application/pdf", ["text/html", "application/pdf"], None),
+    ],
+)
+def test_only_what_every_browser_takes_for_a_pdf_leaves_the_sandbox(
+    service: Service, s3: Any, key: str, stored: str, asked: list[str], is_in_sandbox: bool | None
+) -> None:
+    s3.put_object(Bucket=BUCKET, Key=key, Body=b"<script>", ContentType=stored)
+    query = "&".join(f"response-content-type={quote(one, safe='')}" for one in asked)
+    headers = send(service, "GET", f"/{BUCKET}/{key}?{query}").headers
+    if is_in_sandbox is None:  # the store chooses one of the types
+        is_in_sandbox = headers["content-type"] != "application/pdf"
+    assert headers.get("content-security-policy", "").startswith("sandbox") == is_in_sandbox
 
 
 def test_encryption_of_a_multipart_upload_is_returned(s3: Any, key: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import hmac
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -58,6 +59,7 @@ V2_SUBRESOURCES = frozenset(
         "website",
     }
 )
+V2_HEADERS = frozenset({"content-type", "content-md5"})  # headers that Version 2 signs, besides x-amz-*
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +103,8 @@ def authenticate(
         region: the only region that a signature may name; None accepts every region. Version 2 names no region.
         temporary: verifies keys with a session token; None refuses them.
     Raises: WireError AccessDenied, InvalidAccessKeyId, InvalidToken, ExpiredToken, InvalidRequest,
-        SignatureDoesNotMatch, RequestTimeTooSkewed, MissingSecurityHeader, AuthorizationHeaderMalformed,
-        AuthorizationQueryParametersError or NotImplemented.
+        InvalidArgument, SignatureDoesNotMatch, RequestTimeTooSkewed, MissingSecurityHeader,
+        AuthorizationHeaderMalformed, AuthorizationQueryParametersError or NotImplemented.
     """
     headers = {name.lower(): value for name, value in request.headers}
     parameters = {name.lower(): value for name, value in _parameters(request.query).items()}
@@ -298,6 +300,7 @@ def _authenticate_version_2(
             "Signature Version 4: presign again for a shorter time",
             http_status=FORBIDDEN,
         )
+    _check_single_values(request)
     # Signers move x-amz-* and content-* headers into the query of the URL, but sign them as headers.
     lowered = {name.lower(): value for name, value in parameters.items()}
     signed = {name: value for name, value in lowered.items() if name.startswith(("x-amz-", "content-"))}
@@ -316,6 +319,29 @@ def _authenticate_version_2(
     if not hmac.compare_digest(expected, parameters["Signature"].encode("utf-8", "surrogateescape")):
         raise mismatch()
     return Caller(access_key_id=parameters["AWSAccessKeyId"], payload_hash=sigv4.UNSIGNED_PAYLOAD)
+
+
+def _check_single_values(request: sigv4.SigningRequest) -> None:
+    """Refuse values that a signature of version 2 would not cover: it signs one value of a name, the store gets all."""
+    in_query = [(name.lower(), value or "") for name, value in _pairs(request.query)]
+    in_headers = [(name.lower(), value.strip()) for name, value in request.headers]
+    for pairs in (in_query, in_headers):
+        counts = Counter(name for name, _ in pairs if name.startswith("x-amz-") or name in V2_HEADERS)
+        for name, count in counts.items():
+            if count > 1:
+                raise _repeated(name)
+    values = dict(in_headers)
+    for name, value in in_query:
+        if name.startswith("x-amz-") and values.get(name, value) != value:
+            raise _repeated(name)
+
+
+def _repeated(name: str) -> WireError:
+    return WireError(
+        "InvalidArgument",
+        f"{name[:80]} has several values, of which Signature Version 2 signs one: send one value, in the URL or in a "
+        "header, or presign by Signature Version 4.",
+    )
 
 
 def secret_of(access_key_id: str, find_secret: FindSecret) -> str:

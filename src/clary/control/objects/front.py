@@ -68,6 +68,10 @@ _NOT_FORWARDED = frozenset(
         "expect",
         "date",
         "content-length",
+        # SeaweedFS would verify its signature with the host that a reverse proxy names.
+        "forwarded",
+        "via",
+        "x-real-ip",
         "x-amz-date",
         "x-amz-content-sha256",
         "x-amz-security-token",
@@ -75,6 +79,7 @@ _NOT_FORWARDED = frozenset(
         "x-amz-source-expected-bucket-owner",
     }
 )
+_OF_PROXIES = "x-forwarded-"  # prefix of further headers of reverse proxies, not forwarded either
 # SeaweedFS stores headers of these names as its own attributes of an object, such as the number of its version.
 _OF_STORE = ("seaweed-", "x-seaweed")
 # SeaweedFS ignores these conditions and places of a write, and would overwrite or remove the whole object.
@@ -349,7 +354,9 @@ class S3Front:
                     f"The header {name} is not implemented by the embedded object store; nothing was changed.",
                     http_status=http.HTTPStatus.NOT_IMPLEMENTED,
                 )
-            if name in _NOT_FORWARDED or (name.startswith(encryption.PREFIX) and not self._forward_encryption):
+            if name in _NOT_FORWARDED or name.startswith(_OF_PROXIES):
+                continue
+            if name.startswith(encryption.PREFIX) and not self._forward_encryption:
                 continue
             if not _is_sendable(value):
                 raise WireError("InvalidArgument", f"The header {name} holds bytes that are not UTF-8 text.")
@@ -462,9 +469,14 @@ class S3Front:
 
 
 def _all_headers(request: web.BaseRequest, asked: S3Request) -> list[tuple[str, str]]:
-    """Return the headers of a request with lower-case names, including headers moved into a presigned query."""
+    """Return the headers of a request with lower-case names, including headers moved into a presigned query.
+
+    Raises: WireError(InvalidArgument) for several copy sources: the store may use another than the checked one.
+    """
     headers = [(name.lower(), value) for name, value in request.headers.items()]
     headers.extend((name.lower(), value) for name, value in asked.query if name.lower().startswith("x-amz-"))
+    if sum(name == copying.COPY_SOURCE for name, _ in headers) > 1:
+        raise WireError("InvalidArgument", f"{copying.COPY_SOURCE} occurs several times: name one copy source.")
     sent = {name for name, _ in headers}
     headers.extend((name, value) for name, value in asked.headers_of_url if name not in sent)
     return headers

@@ -8,7 +8,7 @@ from __future__ import annotations
 import http
 import logging
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from xml.sax.saxutils import escape
 
 import aiohttp
@@ -74,7 +74,7 @@ async def relay(
         response.headers[_CHECKSUM_TYPE] = "FULL_OBJECT"  # the store sends the type only for multipart objects
     for name, value in (*added, *_HARMLESS.items()):
         response.headers[name] = value
-    if response.headers.get("Content-Type", "").partition(";")[0].strip().lower() == _PDF:
+    if is_pdf_alone(response.headers.getall("Content-Type", [])):
         del response.headers[_POLICY]  # viewers of browsers show no PDF in a sandbox; it runs no code of a page
     response.headers["X-Amzn-RequestId"] = request_id(request)
     if request.body_exists and not request.content.at_eof():
@@ -95,6 +95,15 @@ async def relay(
         if request.transport is not None:
             request.transport.abort()
     return response
+
+
+def is_pdf_alone(types: Sequence[str]) -> bool:
+    """Whether an answer is a PDF for every browser: they read the last type of a list, also after a parameter.
+
+    Args:
+        types: the values of all Content-Type headers.
+    """
+    return len(types) == 1 and types[0].lower() == _PDF
 
 
 async def read_listing(answer: aiohttp.ClientResponse) -> bytes:
@@ -164,7 +173,7 @@ def error_response(request: web.BaseRequest, error: WireError, resource: str) ->
         error: code, message, HTTP status and the region that the client should use, if any.
         resource: path of the request, which the document names.
     """
-    content = "" if request.method == "HEAD" else _error_document(error, resource, request_id(request))
+    content = "" if request.method == "HEAD" else error_document(error, resource, request_id(request))
     response = whole(request, error.http_status, content.encode("utf-8", "replace"))
     response.content_type = "application/xml"
     if REGION in error.details:
@@ -196,7 +205,14 @@ def _close_after_rest(request: web.BaseRequest, response: web.Response) -> None:
         response.force_close()  # the rest of the body would be read as the next request
 
 
-def _error_document(error: WireError, resource: str, own_id: str) -> str:
+def error_document(error: WireError, resource: str, own_id: str) -> str:
+    """Return a refusal as an XML document.
+
+    Args:
+        error: code, message and region.
+        resource: path of the request.
+        own_id: id of the request.
+    """
     fields = {"Code": error.code, "Message": error.message, "Resource": resource, "RequestId": own_id}
     if REGION in error.details:
         fields[REGION] = str(error.details[REGION])

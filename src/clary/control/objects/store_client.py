@@ -223,18 +223,15 @@ class StoreClient:
         )
 
 
-def open_session(
-    timeout: aiohttp.ClientTimeout, *, max_connections: int = 0, resolver: AbstractResolver | None = None
-) -> aiohttp.ClientSession:
+def open_session(timeout: aiohttp.ClientTimeout, *, resolver: AbstractResolver | None = None) -> aiohttp.ClientSession:
     """Return a session that sends and returns data unchanged: no cookies, proxy, decoding or added headers.
 
     Args:
         timeout: time limits of each request.
-        max_connections: connections that may be open at once; 0: no limit.
         resolver: resolves names; None: as the machine does.
     """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=max_connections, keepalive_timeout=15.0, resolver=resolver),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0, resolver=resolver),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=timeout,
         auto_decompress=False,

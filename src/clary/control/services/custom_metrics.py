@@ -10,7 +10,8 @@ Source: PutMetricData, MetricDatum (CloudWatch API reference).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from clary.base.errors import WireError
 from clary.control.jobs.training_job import FinalMetric, TrainingJob
 from clary.control.services.call import Call
-from clary.control.store.errors import JobNotFound
+from clary.control.store.errors import JobNotFound, MetricsFull
 
 JOB_DIMENSION = "TrainingJobName"
 RESERVED = ("AWS/", "/aws/sagemaker/")  # namespaces of the platform's own metrics
@@ -33,13 +34,15 @@ MANY_NAMESPACES = (
 )
 # values in one request, repeats included; CloudWatch accepts 1000 data of 150 values with any counts
 MAX_VALUES = 15_000
+MAX_DATUM_VALUES = 150  # Values of one datum (MetricDatum, API reference)
+MAX_NAME = 1024  # characters of a stored name, which each value repeats
 
 
 async def put_metric_data(call: Call) -> Mapping[str, Any]:
     """Store values with their job.
 
-    Raises: WireError InvalidParameterValue or InvalidParameterCombination; then no value is stored, unless one of
-        several jobs is deleted during the call.
+    Raises: WireError InvalidParameterValue, InvalidParameterCombination or LimitExceeded; then no value is stored,
+        unless one of several jobs is deleted during the call.
     """
     params = call.params
     namespace = params["Namespace"]
@@ -51,8 +54,8 @@ async def put_metric_data(call: Call) -> Mapping[str, Any]:
     units: dict[str, dict[str, str]] = {}
     num_values = 0
     for datum in params.get("MetricData") or ():
-        values = list(_values(datum))
-        num_values += len(values)
+        values = _counted_values(datum)
+        num_values += sum(count for _, count in values)
         if num_values > MAX_VALUES:
             raise _invalid(f"A request has at most {MAX_VALUES} values: send the others in another request.")
         dimensions = _dimensions(datum)
@@ -64,23 +67,37 @@ async def put_metric_data(call: Call) -> Mapping[str, Any]:
             )
         name = stored_name(namespace, datum["MetricName"], dimensions)
         at = _moment(datum, call.services.clock.now())
-        by_job.setdefault(job_name, []).extend(FinalMetric(name=name, value=value, at=at) for value in values)
+        if len(name) > MAX_NAME:
+            raise _invalid(
+                f"Namespace, name and dimensions of the metric {datum['MetricName']} must have at most {MAX_NAME} "
+                f"characters together, got {len(name)}: use fewer or shorter dimensions."
+            )
+        stored = by_job.setdefault(job_name, [])
+        for value, count in values:
+            stored.extend([FinalMetric(name=name, value=value, at=at)] * count)
         units.setdefault(job_name, {})[name] = datum.get("Unit") or NO_UNIT
         if datum.get("StorageResolution") not in (None, *RESOLUTIONS_S):
             raise _invalid(
                 f"StorageResolution of the metric {datum['MetricName']} must be 1 or 60, got "
                 f"{datum['StorageResolution']}."
             )
-    if len(by_job) > 1:  # the values of one job are stored as a whole or not at all
-        for job_name in by_job:
-            if await call.services.find_job(job_name) is None:
-                raise _no_job(job_name)
-    for job_name, metrics in by_job.items():
+    jobs = {job_name: await call.services.find_job(job_name) for job_name in by_job}
+    if missing := next((name for name, job in jobs.items() if job is None), None):
+        raise _no_job(missing)
+    store = call.services.store
+    async with AsyncExitStack() as rooms:  # if one job has no room, no value of any job is stored
         try:
-            await call.services.store.add_metrics(job_name, metrics)
-            await _keep_units(call, job_name, namespace, units[job_name])
-        except JobNotFound as error:
-            raise _no_job(job_name) from error
+            for job_name, job in jobs.items():
+                if job is not None:
+                    await rooms.enter_async_context(store.aggregates.room_for(job, by_job[job_name]))
+        except MetricsFull as error:
+            raise WireError("LimitExceeded", f"PutMetricData: {error.message}.") from error
+        for job_name, values_of_job in by_job.items():
+            try:
+                await store.add_metrics(job_name, values_of_job)
+                await _keep_units(call, job_name, namespace, units[job_name])
+            except JobNotFound as error:
+                raise _no_job(job_name) from error
     return {}
 
 
@@ -137,7 +154,8 @@ def stored_name(namespace: str, metric: str, dimensions: Mapping[str, str]) -> s
     return f"{namespace}/{metric} [{told}]" if told else f"{namespace}/{metric}"
 
 
-def _values(datum: Mapping[str, Any]) -> Iterator[float]:
+def _counted_values(datum: Mapping[str, Any]) -> list[tuple[float, int]]:
+    """Return the values of a datum with their counts, not yet counted out."""
     given = [name for name in ("Value", "Values", "StatisticValues") if datum.get(name) is not None]
     if len(given) != 1:
         raise WireError(
@@ -153,6 +171,11 @@ def _values(datum: Mapping[str, Any]) -> Iterator[float]:
     else:
         values = datum["Values"] if "Values" in given else [datum["Value"]]
         counts = datum.get("Counts") or [1.0] * len(values)
+    if len(values) > MAX_DATUM_VALUES:
+        raise _invalid(
+            f"The metric {datum['MetricName']} has at most {MAX_DATUM_VALUES} Values in one datum, got {len(values)}: "
+            "send the others in another datum."
+        )
     if len(counts) != len(values):
         raise _invalid(f"Counts of the metric {datum['MetricName']} must be as many as its Values.")
     for value, count in zip(values, counts, strict=True):
@@ -160,8 +183,7 @@ def _values(datum: Mapping[str, Any]) -> Iterator[float]:
             raise _invalid(f"The value {value} of the metric {datum['MetricName']} is not a finite number.")
         if not 1 <= count <= MAX_VALUES or count != int(count):
             raise _invalid(f"Counts of the metric {datum['MetricName']} are whole numbers from 1 to {MAX_VALUES}.")
-        for _ in range(int(count)):
-            yield value
+    return [(value, int(count)) for value, count in zip(values, counts, strict=True)]
 
 
 def _single(metric: str, statistics: Mapping[str, float]) -> float:

@@ -158,6 +158,7 @@ async def filter_log_events(call: Call) -> Mapping[str, Any]:
             pattern=params.get("filterPattern"),
             limit=params.get("limit") or MAX_EVENTS_PER_PAGE,
             token=params.get("nextToken"),
+            client="" if call.grants is None else call.grants.job_id,
         )
     )
     events = [

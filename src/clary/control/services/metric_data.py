@@ -6,6 +6,7 @@ timestamps.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from clary.control.store.errors import BadToken
 
 MAX_QUERIES = 500
 MAX_DATAPOINTS = 100_800  # maximum number of points in one answer
+MAX_WORK_S = 60.0  # longest time in which all queries of a request are computed
 STATISTICS = ("Average", "Sum", "Minimum", "Maximum", "SampleCount")
 ASCENDING = "TimestampAscending"
 _TOKEN_KEY = secrets.token_bytes(32)  # in memory only: a client fetches all pages from the same service process
@@ -44,11 +46,18 @@ async def get_metric_data(call: Call) -> Mapping[str, Any]:
     _require_bounded(params, stats)
     _require_own_account(call, queries)
     first, count = _first_point(params), params.get("MaxDatapoints") or MAX_DATAPOINTS
-    results = [
-        await _result(call, query, stats[query["Id"]])
-        for query in queries
-        if query.get("ReturnData", True) is not False
-    ]
+    wanted = [query for query in queries if query.get("ReturnData", True) is not False]
+    limit = asyncio.timeout(MAX_WORK_S)
+    try:
+        async with limit:
+            results = [await _result(call, query, stats[query["Id"]]) for query in wanted]
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise WireError(
+            "InvalidParameterCombination",
+            f"The {len(wanted)} metrics were not computed in {MAX_WORK_S:g} s: ask for fewer metrics at once.",
+        ) from error
     answer: dict[str, Any] = {"MetricDataResults": list(_page(results, first, count)), "Messages": []}
     if first + count < sum(len(result["Values"]) for result in results):
         answer["NextToken"] = tokens.make_token(_TOKEN_KEY, query=_identity(params), position=[first + count])

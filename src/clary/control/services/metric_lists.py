@@ -2,13 +2,15 @@
 
 Source: ListMetrics, DimensionFilter (CloudWatch API reference): a filter names a dimension, with or without its value;
 RecentlyActive omits metrics without a value in the last three hours; here, all metrics of jobs that have not changed in
-that time.
+that time. A page has at most 500 metrics.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from clary.base.errors import WireError
@@ -18,46 +20,105 @@ from clary.control.services import instance_metrics
 from clary.control.services.call import Call
 from clary.control.services.custom_metrics import calling_job
 from clary.control.services.metrics import DIMENSION, HOST_DIMENSION, NAMESPACE, dimension, job_of
+from clary.control.store import tokens
 from clary.control.store.errors import BadToken
 from clary.control.store.job_queries import JobQuery
 
 JOBS_OF_PAGE = 10  # each job needs queries of its record and of its hosts' series
+MAX_METRICS = 500  # metrics of a page (ListMetrics, API reference)
 RECENT = timedelta(hours=3)
+_TOKEN_KEY = secrets.token_bytes(32)  # in memory only: a client fetches all pages from the same service process
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where a page begins, as its token tells."""
+
+    jobs_token: str | None = None  # of the page of jobs
+    job_name: str = ""  # the first job of the page of jobs that is listed; empty for the first of all
+    num_listed: int = 0  # fitting metrics of this job on earlier pages
+    modified_after: datetime | None = None  # for RecentlyActive: the same on all pages
 
 
 async def list_metrics(call: Call) -> Mapping[str, Any]:
-    """List the metrics that match the filters; a page covers some jobs and may be empty."""
+    """List the metrics that match the filters; a page covers some jobs and may be empty.
+
+    Raises: WireError(InvalidParameterValue) for a bad token.
+    """
     params = call.params
     if params.get("OwningAccount", call.services.settings.account_id) != call.services.settings.account_id:
         return {"Metrics": []}  # there is only one account
-    jobs, token = await _jobs(call)
+    place = _place_of(call)
+    names, jobs_token = await _names_of_jobs(call, place)
+    if place.job_name in names:  # else it was deleted, and the page of jobs begins anew
+        names = names[names.index(place.job_name) :]
     found: list[dict[str, Any]] = []
-    for job in jobs:
-        found += await _metrics_of(call, job, params.get("Namespace"))
-    wanted, filters = params.get("MetricName"), params.get("Dimensions") or ()
-    fitting = [metric for metric in found if wanted in (None, metric["MetricName"]) and _fits(metric, filters)]
-    return {"Metrics": fitting} if token is None else {"Metrics": fitting, "NextToken": token}
+    for name in names:
+        num_left_out = place.num_listed if name == place.job_name else 0
+        job = await call.services.store.get_job(name)
+        fitting = [] if job is None else await _fitting_metrics(call, job)
+        num_fitting = num_left_out + MAX_METRICS - len(found)
+        found += fitting[num_left_out:num_fitting]
+        if num_fitting < len(fitting):
+            return _page(call, found, replace(place, job_name=name, num_listed=num_fitting))
+    if jobs_token is None:
+        return {"Metrics": found}
+    return _page(call, found, _Place(jobs_token=jobs_token, modified_after=place.modified_after))
 
 
-async def _jobs(call: Call) -> tuple[list[TrainingJob], str | None]:
+def _page(call: Call, metrics: list[dict[str, Any]], following: _Place) -> dict[str, Any]:
+    """Return a page, and the token of the page that begins at `following`."""
+    moment = None if following.modified_after is None else following.modified_after.timestamp()
+    position = [following.jobs_token, following.job_name, following.num_listed, moment]
+    return {"Metrics": metrics, "NextToken": tokens.make_token(_TOKEN_KEY, query=_identity(call), position=position)}
+
+
+def _place_of(call: Call) -> _Place:
+    """Return where the requested page begins. Raises: WireError for a bad token."""
+    token = call.params.get("NextToken")
+    if token is None:
+        return _Place(modified_after=call.services.clock.now() - RECENT if call.params.get("RecentlyActive") else None)
+    try:
+        jobs_token, name, num_listed, moment = tokens.read_token(_TOKEN_KEY, token, query=_identity(call))
+    except BadToken as error:
+        raise _bad_token(error) from error
+    modified_after = None if moment is None else datetime.fromtimestamp(moment, UTC)
+    return _Place(jobs_token=jobs_token, job_name=name, num_listed=num_listed, modified_after=modified_after)
+
+
+def _identity(call: Call) -> str:
+    """Return caller and request without its page, as a text: a token is valid only for requests with the same text."""
+    asked = [(name, value) for name, value in sorted(call.params.items()) if name != "NextToken"]
+    return repr((calling_job(call), asked))
+
+
+def _bad_token(error: BadToken) -> WireError:
+    return WireError("InvalidParameterValue", f"Invalid NextToken: {error.message}")
+
+
+async def _names_of_jobs(call: Call, place: _Place) -> tuple[list[str], str | None]:
     """Return the calling or the named job, or else a page of all jobs and the token of the next page."""
-    params, store = call.params, call.services.store
+    params = call.params
     is_put = params.get("Namespace", NAMESPACE) != NAMESPACE
     own = calling_job(call) if is_put else ""
     name = own or (dimension(params, DIMENSION) if is_put else job_of(params))
     if name:
-        job = await store.get_job(name)
-        return ([] if job is None else [job]), None
-    recent = call.services.clock.now() - RECENT if params.get("RecentlyActive") else None
+        return [name], None
     query = JobQuery(
-        modified_after=recent, descending=True, max_results=JOBS_OF_PAGE, next_token=params.get("NextToken")
+        modified_after=place.modified_after, descending=True, max_results=JOBS_OF_PAGE, next_token=place.jobs_token
     )
     try:
-        page = await store.list_jobs(query)
+        page = await call.services.store.list_jobs(query)
     except BadToken as error:
-        raise WireError("InvalidParameterValue", f"Invalid NextToken: {error.message}") from error
-    jobs = [job for item in page.summaries if (job := await store.get_job(item.name)) is not None]
-    return jobs, page.next_token
+        raise _bad_token(error) from error
+    return [item.name for item in page.summaries], page.next_token
+
+
+async def _fitting_metrics(call: Call, job: TrainingJob) -> list[dict[str, Any]]:
+    """Return the metrics of a job that match the filters, in the same order on every page."""
+    wanted, filters = call.params.get("MetricName"), call.params.get("Dimensions") or ()
+    found = await _metrics_of(call, job, call.params.get("Namespace"))
+    return [metric for metric in found if wanted in (None, metric["MetricName"]) and _fits(metric, filters)]
 
 
 async def _metrics_of(call: Call, job: TrainingJob, namespace: str | None) -> list[dict[str, Any]]:

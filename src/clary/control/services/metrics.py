@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from clary.base.errors import WireError
@@ -24,7 +24,6 @@ NAMESPACE = "/aws/sagemaker/TrainingJobs"
 DIMENSION = "TrainingJobName"
 HOST_DIMENSION = "Host"
 MAX_DATAPOINTS = 1440  # maximum number of points in one answer
-_EPOCH = datetime.fromtimestamp(0, UTC)
 _UNITS = {**host_metrics.UNITS, **dict.fromkeys(instance_metrics.SERIES, instance_metrics.UNIT)}
 
 
@@ -98,19 +97,12 @@ async def statistics_by_period(
             call, name, job_name=job_name, host=host, start=start, end=end, period_s=period_s
         )
     stored_name = host_metrics.stored_name(name, host) if host else name
-    begin = _begin_of_period(start, period_s)
-    if job_name is None:
-        values = await call.services.store.training.values_of_all_jobs(stored_name, begin, end)
-    else:
-        values = await call.services.store.query_metrics(job_name, stored_name, begin, end)
-    periods: dict[int, list[float]] = {}
-    for value in values:
-        if math.isnan(value.value):
-            continue  # a NaN loss would make the whole period NaN
-        periods.setdefault(int(value.at.timestamp()) // period_s * period_s, []).append(value.value)
+    periods = await call.services.store.aggregates.by_period(
+        job_name, stored_name, start=start, end=end, period_s=period_s
+    )
     return {
-        begin: Statistics(min(numbers), max(numbers), sum(numbers) / len(numbers), float(len(numbers)))
-        for begin, numbers in periods.items()
+        begin: Statistics(values.least, values.greatest, values.total / values.num_values, float(values.num_values))
+        for begin, values in periods.items()
     }
 
 
@@ -126,10 +118,6 @@ async def unit_of(call: Call, metric: Mapping[str, Any]) -> str:
         job_name = await call.services.store.training.newest_job(_put_name(metric))
     job = None if job_name is None else await call.services.find_job(job_name)
     return NO_UNIT if job is None else job.metric_units.get(_put_name(metric), NO_UNIT)
-
-
-def _begin_of_period(at: datetime, period_s: int) -> datetime:
-    return at if at < _EPOCH else at - timedelta(seconds=at.timestamp() % period_s)
 
 
 def _is_put(namespace: str) -> bool:

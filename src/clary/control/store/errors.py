@@ -3,6 +3,7 @@
 StoreError
 |-- JobExists         a job of that name exists already
 |-- JobNotFound       no job of that name
+|-- MetricsFull       a job that may add no further metrics or values
 |-- BadToken          a page token that belongs to another query, or is forged
 |-- StaleLease        a write of a service whose lease another owner has taken
 |-- StreamNotFound    no log stream of that name
@@ -37,6 +38,12 @@ class JobNotFound(StoreError):
     def __init__(self, name: str) -> None:
         super().__init__(f"no job is called {name!r}: it was never created, or it was deleted")
         self.job_name = name
+
+
+class MetricsFull(StoreError):
+    """A job whose program may add no further metrics, or no further values."""
+
+    default_fault = Fault.USER
 
 
 class BadToken(StoreError):

@@ -33,7 +33,8 @@ from clary.control.store.group_commit import GroupCommitWriter
 from clary.control.store.job_cards import JobCards
 from clary.control.store.job_queries import JobPage, JobQuery
 from clary.control.store.leases import Fence, Lease
-from clary.control.store.metric_curves import MetricCurves
+from clary.control.store.metric_values.metric_aggregates import MetricAggregates
+from clary.control.store.metric_values.metric_curves import MetricCurves
 from clary.control.store.migrations import migrate
 from clary.control.store.quarantine import Quarantine, hold_all, mend_from_memory
 from clary.control.store.series_blocks import SeriesBlocks
@@ -80,6 +81,7 @@ class Store:
         self.quarantine = Quarantine(read=self._ask, write=self._writer.run)  # rows that cannot be read
         self.cards = JobCards(read=self._read, token_key=token_key)  # rows of lists of jobs
         self.curves = MetricCurves(read=self._read)  # metrics, with fewer points
+        self.aggregates = MetricAggregates(read=self._read)  # metrics, by periods of time
         self.series = SeriesBlocks(  # measurements of hosts
             read=self._read, write=self._write, write_together=self._writer.run_together
         )

@@ -144,18 +144,6 @@ class TrainingRecords:
         statement = select(jobs.c.name).where(has_values).order_by(jobs.c.created_at.desc()).limit(1)
         return await self._read(lambda connection: connection.execute(statement).scalar())
 
-    async def values_of_all_jobs(self, metric_name: str, start: datetime, end: datetime) -> list[FinalMetric]:
-        """Return the values of a metric of all jobs from `start` (inclusive) to `end` (exclusive), oldest first.
-
-        Args:
-            metric_name: as it was stored, case included.
-            start: begin of the span, inclusive.
-            end: end of the span, exclusive.
-        """
-        # Naming the jobs lets the index be used, which begins with them.
-        statement = select_values(metrics.c.job_name.in_(select(jobs.c.name)), metric_name, start, end)
-        return await self._read(lambda connection: values_of(connection.execute(statement), metric_name))
-
     async def progress_of(self, job_name: str, attempt: int) -> list[HostProgress]:
         """Return the progress of an attempt's hosts."""
         statement = select(*_END_KEY, training_ends.c.progress).where(

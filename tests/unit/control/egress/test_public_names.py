@@ -19,7 +19,18 @@ def test_patterns_that_would_tell_other_names_to_aws_are_refused(text):
 def test_only_names_that_a_pattern_matches_are_public():
     assert is_public_name("sagemaker-sample-files", SAMPLE_BUCKETS)
     assert is_public_name("sagemaker-example-files-prod-eu-west-1", SAMPLE_BUCKETS)
+    assert is_public_name("sagemaker-sample-data-us-gov-west-1", SAMPLE_BUCKETS)
+    assert not is_public_name("sagemaker-sample-data-mine", SAMPLE_BUCKETS)
+    assert not is_public_name("sagemaker-sample-data-us-west-2-mine", SAMPLE_BUCKETS)
     assert not is_public_name("sagemaker-us-west-2-000000000000", SAMPLE_BUCKETS)
     assert not is_public_name("sagemaker-sample-files2", SAMPLE_BUCKETS)
     assert not is_public_name("sagemaker-sample-data-x.evil.example", SAMPLE_BUCKETS)
     assert not is_public_name("", SAMPLE_BUCKETS)
+
+
+def test_a_star_stands_for_any_characters_but_dots():
+    assert is_public_name("open-data-a-b", ["open-data-*"])
+    assert is_public_name("open-data-", ["open-data-*"])
+    assert not is_public_name("my-open-data-a", ["open-data-*"])
+    assert not is_public_name("open-data-a.b", ["open-data-*"])
+    assert not is_public_name("openxdata-a", ["open-data-*"])

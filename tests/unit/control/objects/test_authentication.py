@@ -199,6 +199,38 @@ def test_a_presigned_url_of_version_2_opens_no_bucket_named_by_another_host_head
         authenticate(request, **options, host_bucket="other-bucket")  # type: ignore[arg-type]
 
 
+def version_2_query(resource: str, *, amz_lines: str = "", more: str = "") -> str:
+    """Return the query of a URL presigned for a PUT, with further parameters."""
+    expires = int(NOW.timestamp()) + 60
+    text = f"PUT\n\n\n{expires}\n{amz_lines}{resource}"
+    digest = base64.b64encode(hmac.digest(USER.secret_access_key.encode(), text.encode(), "sha1")).decode()
+    return f"AWSAccessKeyId=USER&Signature={quote(digest, safe='')}&Expires={expires}{more}"
+
+
+@pytest.mark.parametrize(
+    ("added", "headers"),
+    [
+        ("&x-amz-acl=public-read&x-amz-acl=private", []),
+        ("&X-Amz-Acl=public-read&x-amz-acl=private", []),
+        ("&x-amz-acl=public-read", [("x-amz-acl", "private")]),
+        ("", [("x-amz-acl", "public-read"), ("X-Amz-Acl", "private")]),
+        ("&x-amz-acl=private&content-type=text/html&content-type=", []),
+        ("&x-amz-acl=private", [("Content-MD5", "other"), ("content-md5", "")]),
+    ],
+)
+def test_a_presigned_url_of_version_2_holds_no_value_that_is_not_signed(
+    added: str, headers: list[tuple[str, str]]
+) -> None:
+    query = version_2_query("/b/k", amz_lines="x-amz-acl:private\n", more=added)
+    assert refused(sigv4.SigningRequest("PUT", "/b/k", query, headers)) == ("InvalidArgument", 400)
+
+
+@pytest.mark.parametrize("headers", [[], [("x-amz-acl", "private")]])
+def test_a_header_may_repeat_what_a_presigned_url_of_version_2_names(headers: list[tuple[str, str]]) -> None:
+    query = version_2_query("/b/k", amz_lines="x-amz-acl:private\n", more="&x-amz-acl=private")
+    assert check(sigv4.SigningRequest("PUT", "/b/k", query, headers)).access_key_id == "USER"
+
+
 def test_presigned_url_of_version_2_may_name_its_bucket_in_the_host() -> None:
     host, path, query = version_2_url(bucket="bucket", key="key", style="virtual")
     assert host.startswith("bucket.s3")

@@ -1,5 +1,7 @@
 """PutMetricData: a script's values are stored with its job and read back by their own names, never by another job."""
 
+import time
+import tracemalloc
 from datetime import timedelta
 
 import pytest
@@ -10,6 +12,8 @@ from clary.control.permissions.grants import Grants
 from clary.control.services import custom_metrics
 from clary.control.services.call import Call
 from clary.control.services.dispatch import dispatch
+from clary.control.store.errors import JobNotFound
+from clary.control.store.metric_values import metric_aggregates
 from clary.testing.control_plane import ControlPlane
 from clary.testing.fake_clock import START
 
@@ -184,6 +188,104 @@ async def test_a_call_that_names_a_missing_job_stores_no_value_of_any_job(plane)
 async def test_data_that_can_not_be_stored_are_refused_as_a_whole(plane, datum, code):
     assert (await refusal(plane, {"Value": 1.0}, datum))[0] == code
     assert await means(plane) == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [{"Values": [1.0] * 60_000, "Counts": [15_000.0] * 60_000}],
+        [{"Values": [1.0] * 150, "Counts": [15_000.0] * 150}] * 400,
+    ],
+)
+async def test_a_call_with_too_many_values_is_refused_before_they_are_counted_out(plane, data):
+    tracemalloc.start()
+    begin = time.process_time()
+    code, message = await refusal(plane, *data)
+    took_s, (_, peak_bytes) = time.process_time() - begin, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (code, "150" in message or "15000" in message) == ("InvalidParameterValue", True)
+    assert took_s < 5.0
+    assert peak_bytes < 10_000_000
+    assert await means(plane) == []
+
+
+async def test_a_datum_has_150_values_at_most(plane):
+    assert "150" in (await refusal(plane, {"Values": [1.0] * 151}))[1]
+    await put(plane, {"Values": [1.0] * 150, "Counts": [100.0] * 150})
+    assert await means(plane, Statistics=["Average"]) == [1.0]
+
+
+async def test_a_job_has_a_limited_number_of_values(plane, monkeypatch):
+    monkeypatch.setattr(metric_aggregates, "MAX_JOB_VALUES", 10)
+    await put(plane, {"Values": [1.0], "Counts": [7]})
+    code, message = await refusal(plane, {"Values": [2.0], "Counts": [4]})
+    assert (code, "10 values" in message) == ("LimitExceeded", True)
+    gone = {"Value": 2.0, "Dimensions": [{"Name": "TrainingJobName", "Value": "gone"}]}
+    await refusal(plane, gone, grants=None)
+    await put(plane, {"Values": [1.0], "Counts": [3]})
+    assert (await refusal(plane, {"Value": 2.0}))[0] == "LimitExceeded"
+    assert await means(plane) == [1.0]
+    await put(plane, {"Value": 2.0, "Dimensions": [{"Name": "TrainingJobName", "Value": "other"}]}, grants=None)
+    plane.store.aggregates.forget()
+    assert (await refusal(plane, {"Value": 2.0}))[0] == "LimitExceeded", "the values are counted in the store"
+
+
+async def test_a_job_has_a_limited_number_of_metrics(plane, monkeypatch):
+    monkeypatch.setattr(metric_aggregates, "MAX_JOB_METRICS", 2)
+    await put(plane, {"Value": 1.0}, {"Value": 1.0, "MetricName": "time"})
+    code, message = await refusal(plane, {"Value": 2.0, "MetricName": "third"})
+    assert (code, "2 metrics" in message) == ("LimitExceeded", True)
+    plane.store.aggregates.forget()
+    assert (await refusal(plane, {"Value": 2.0, "MetricName": "third"}))[0] == "LimitExceeded"
+    await put(plane, {"Value": 1.0}, {"Value": 3.0, "MetricName": "time"})
+    assert await means(plane, MetricName="time") == [2.0]
+
+
+async def test_a_value_that_was_not_stored_takes_no_room(plane, monkeypatch):
+    monkeypatch.setattr(metric_aggregates, "MAX_JOB_VALUES", 2)
+    monkeypatch.setattr(metric_aggregates, "MAX_JOB_METRICS", 1)
+
+    async def fail(job_name, values):
+        raise JobNotFound(job_name)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(plane.store, "add_metrics", fail)
+        await refusal(plane, {"Values": [1.0], "Counts": [2], "MetricName": "other"})
+    await put(plane, {"Values": [1.0], "Counts": [2]})
+
+
+async def test_the_name_of_a_metric_has_a_limited_length(plane):
+    long = [{"Name": f"d{number}", "Value": "v" * 200} for number in range(6)]
+    assert "1024 characters" in (await refusal(plane, {"Value": 1.0, "Dimensions": long}))[1]
+    await put(plane, {"Value": 1.0, "Dimensions": long[:4]})
+
+
+async def test_no_value_is_read_one_by_one_for_statistics(plane, monkeypatch):
+    async def read(*_):
+        raise AssertionError("all values were read")
+
+    monkeypatch.setattr(plane.store, "query_metrics", read)
+    await put(plane, {"Values": [1.0, 4.0], "Counts": [2, 1]})
+    assert await means(plane) == await means(plane, grants=None) == [2.0]
+
+
+async def test_metrics_are_listed_in_pages_of_500(plane, monkeypatch):
+    names = [f"m{number:04}" for number in range(1200)]
+    await put(plane, *({"MetricName": name, "Value": 1.0} for name in names))
+    await put(plane, {"Value": 1.0, "Dimensions": [{"Name": "TrainingJobName", "Value": "other"}]}, grants=None)
+    for grants, params, more in ((GRANTS, {"Namespace": "My/App"}, 0), (None, {"Dimensions": JOB}, 0), (None, {}, 1)):
+        sizes, seen, token = [], [], {}
+        while not sizes or token:
+            plane.clock.advance(60)
+            answer = await call(plane, "ListMetrics", grants=grants, RecentlyActive="PT3H", **params, **token)
+            sizes.append(len(answer["Metrics"]))
+            seen += [metric["MetricName"] for metric in answer["Metrics"]]
+            token = {"NextToken": answer["NextToken"]} if "NextToken" in answer else {}
+        assert sizes == [500, 500, 200 + more]
+        assert sorted(seen) == sorted(["loss"] * more + names)
+    first = await call(plane, "ListMetrics", Namespace="My/App")
+    with pytest.raises(WireError, match="Invalid NextToken"):
+        await call(plane, "ListMetrics", Namespace="Other", NextToken=first["NextToken"])
 
 
 async def test_a_statistic_set_of_equal_values_counts_each_value(plane):

@@ -4,7 +4,11 @@ import pytest
 
 from clary.base.errors import StoreError, WireError
 from clary.contract.agent_protocol import LogBatch, LogBlock
+from clary.control.permissions.grants import Grants
 from clary.control.reconcile.log_cleaning import remove_expired_streams
+from clary.control.services.call import Call
+from clary.control.services.dispatch import dispatch
+from clary.control.store.log_files.log_pages import FilteredPage
 from clary.control.store.log_files.logs import LogStore
 from clary.testing.control_plane import ControlPlane
 
@@ -250,3 +254,20 @@ async def test_another_log_group_can_have_no_policy(plane):
     for operation, more in (("PutRetentionPolicy", {"retentionInDays": 1}), ("DeleteRetentionPolicy", {})):
         other = plane.call("logs", operation, logGroupName="/other", **more)
         assert await refused(other) == "ResourceNotFoundException"
+
+
+async def test_a_job_has_one_search_at_once(plane, monkeypatch):
+    clients = []
+
+    async def search(**params):
+        clients.append(params["client"])
+        return FilteredPage(events=(), next_token=None)
+
+    monkeypatch.setattr(plane.logs, "filter_events", search)
+    for grants in (None, Grants(job_name="job", job_arn="arn", job_id="id")):
+        params = {"logGroupName": GROUP, "logStreamNamePrefix": "job/"}
+        asked = Call(
+            services=plane.services, params=params, region="r", access_key_id="K", request_id="R", grants=grants
+        )
+        assert (await dispatch("logs", "FilterLogEvents", asked))["events"] == []
+    assert clients == ["", "id"]

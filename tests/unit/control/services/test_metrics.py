@@ -1,5 +1,6 @@
 """Statistics over a job's metrics, the list of metrics, and values that a program reports itself."""
 
+import asyncio
 import math
 from datetime import timedelta
 
@@ -8,8 +9,9 @@ import pytest
 from clary.base.errors import WireError
 from clary.contract.agent_protocol import CheckpointFacts, HostPhase
 from clary.control.jobs.training_job import FinalMetric
-from clary.control.services import metric_lists
+from clary.control.services import metric_data, metric_lists
 from clary.control.store.errors import JobNotFound
+from clary.control.store.metric_values import metric_aggregates
 from clary.testing.control_plane import ControlPlane
 from clary.testing.fake_clock import START
 
@@ -256,6 +258,27 @@ async def test_datapoints_of_several_metrics_are_paged_by_the_wanted_size(plane,
         token = {"NextToken": answer["NextToken"]} if "NextToken" in answer else None
     assert found == {"q0": [1.0, 4.0, 7.0, 10.0], "q1": [], "q2": [1.0]}
     assert pages == -(-5 // most)
+
+
+async def test_metrics_that_take_too_long_are_refused(plane, monkeypatch):
+    async def never(*_, **__):
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(metric_data, "MAX_WORK_S", 0.05)
+    monkeypatch.setattr(plane.store.aggregates, "by_period", never)
+    with pytest.raises(WireError, match=r"The 2 metrics were not computed in 0.05 s"):
+        await data_of(plane, "loss", "acc")
+
+
+async def test_values_beyond_the_limit_of_a_job_are_refused(plane, monkeypatch):
+    monkeypatch.setattr(metric_aggregates, "MAX_JOB_VALUES", 2)
+    data = [{"MetricName": "loss", "Timestamp": START, "Value": 1.0}] * 3
+    with pytest.raises(WireError, match="up to 2 values in all") as error:
+        await plane.call(
+            "sagemaker-metrics", "BatchPutMetrics", TrialComponentName="job-aws-training-job", MetricData=data
+        )
+    assert error.value.code == "ValidationException"
+    assert await statistics(plane) == []
 
 
 async def test_a_token_of_another_query_or_another_account_is_refused(plane):

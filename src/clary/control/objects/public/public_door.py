@@ -6,9 +6,12 @@ Any caller with a key may read what everybody may read, also a job's key; copies
 
 from __future__ import annotations
 
+import asyncio
 import http
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from html import unescape
 
 import aiohttp
 from aiohttp import web
@@ -17,13 +20,15 @@ from clary.base.clock import Clock
 from clary.base.errors import WireError
 from clary.contract import sigv4
 from clary.control.objects import encryption, s3_request
-from clary.control.objects.front_answers import BUCKET_REGION, relay, whole
+from clary.control.objects.front_answers import BUCKET_REGION, error_document, read_listing, relay, request_id, whole
 from clary.control.objects.incoming_body import IncomingBody
 from clary.control.objects.outgoing_bodies import Outgoing
 from clary.control.objects.public import public_copies
 from clary.control.objects.public.public_store import PublicBuckets
 from clary.control.objects.s3_request import S3Request
 from clary.control.objects.store_link import StoreLink
+
+PATIENCE_S = 5.0  # after which a copy's client is told that the copy goes on
 
 
 class PublicDoor:
@@ -101,17 +106,61 @@ class PublicDoor:
     ) -> web.StreamResponse:
         """Answer a copy from a public bucket: its source is read at AWS and uploaded here.
 
+        A copy that takes longer than PATIENCE_S is answered as S3 does: with status 200 at once, blanks while it goes
+        on, and its result or its error in the document. It ends if its client leaves.
+
         Args:
             request: the client's.
             asked: the copy.
             outgoing: the copy's headers for the store.
             body: the client's body, which is empty; it takes the source's error.
             source: what `source_of` returned.
-        Raises: WireError if the source can not be read or breaks off; then no object is stored.
+        Raises: WireError if the source can not be read or breaks off early; then no object is stored.
         """
-        found = await self._public.send(source, public_copies.source_headers(outgoing.headers))
+        copying = asyncio.ensure_future(self._copy(asked, outgoing, body, source))
         try:
-            public_copies.check_answer(found.status, found.reason or "", source=source.resource)
+            done, _ = await asyncio.wait((copying,), timeout=PATIENCE_S)
+            if done:
+                etag = copying.result()
+                response = whole(request, http.HTTPStatus.OK, self._result(asked, etag, public_copies.DECLARATION))
+                for name, value in self._told_encryption(asked, outgoing):
+                    response.headers[name] = value
+                return response
+            return await self._answer_slowly(request, asked, outgoing, copying)
+        finally:
+            copying.cancel()
+            await asyncio.gather(copying, return_exceptions=True)
+
+    async def _answer_slowly(
+        self, request: web.BaseRequest, asked: S3Request, outgoing: Outgoing, copying: asyncio.Future[str]
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/xml"})
+        for name, value in self._told_encryption(asked, outgoing):
+            response.headers[name] = value
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        await response.write(public_copies.DECLARATION)
+        while not (await asyncio.wait((copying,), timeout=PATIENCE_S))[0]:
+            await response.write(b" ")  # raises once the client has left
+        try:
+            await response.write(self._result(asked, copying.result()))
+        except WireError as error:
+            document = error_document(error, asked.resource, request_id(request)).encode()
+            await response.write(document.removeprefix(public_copies.DECLARATION))
+        return response
+
+    async def _copy(self, asked: S3Request, outgoing: Outgoing, body: IncomingBody, source: S3Request) -> str:
+        """Read the source, store it and return the ETag."""
+        conditions = public_copies.source_headers(asked, outgoing.headers)
+        found = await self._public.send(source, conditions)
+        try:
+            public_copies.check_answer(
+                found.status,
+                found.reason or "",
+                found.headers.get("Content-Range", ""),
+                asked_range=dict(conditions).get("range"),
+                source=source.resource,
+            )
             if found.content_length is None:
                 raise _broken(source, "no Content-Length")
             wanted = outgoing.encryption
@@ -127,24 +176,20 @@ class PublicDoor:
                 asked, replace(outgoing, headers=headers, payload_hash=sigv4.UNSIGNED_PAYLOAD, data=pieces), body
             )
             try:
-                return await self._told(request, asked, outgoing, answer)
+                self._refuse_where_full(answer)
+                if answer.status != http.HTTPStatus.OK:
+                    raise _refused(answer.status, await read_listing(answer))
+                return answer.headers.get("ETag", "")
             finally:
                 answer.release()
         finally:
             found.close()
 
-    async def _told(
-        self, request: web.BaseRequest, asked: S3Request, outgoing: Outgoing, answer: aiohttp.ClientResponse
-    ) -> web.StreamResponse:
-        self._refuse_where_full(answer)
-        if answer.status != http.HTTPStatus.OK:
-            return await relay(request, answer)
-        document = public_copies.result_document(asked, etag=answer.headers.get("ETag", ""), now=self._clock.now())
-        response = whole(request, http.HTTPStatus.OK, document)
-        if not self._forward_encryption:
-            for name, value in encryption.told_headers(asked, outgoing.encryption, answer.headers):
-                response.headers[name] = value
-        return response
+    def _result(self, asked: S3Request, etag: str, begin: bytes = b"") -> bytes:
+        return begin + public_copies.result_document(asked, etag=etag, now=self._clock.now())
+
+    def _told_encryption(self, asked: S3Request, outgoing: Outgoing) -> list[tuple[str, str]]:
+        return [] if self._forward_encryption else encryption.told_headers(asked, outgoing.encryption, {})
 
     async def _is_missing(self, bucket: str) -> bool:
         status, _ = await self._store.head(bucket, "")
@@ -159,6 +204,13 @@ async def _guarded(found: aiohttp.ClientResponse, body: IncomingBody, source: S3
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         body.error = _broken(source, f"{type(error).__name__}: {error}")
         raise body.error from error
+
+
+def _refused(status: int, document: bytes) -> WireError:
+    """Return the store's refusal of an upload."""
+    found = {name: re.search(rf"<{name}>([^<]*)</{name}>".encode(), document) for name in ("Code", "Message")}
+    code, message = (unescape(match[1].decode("utf-8", "replace")) if match else "" for match in found.values())
+    return WireError(code or "InternalError", message or f"The store answered {status}.", http_status=status)
 
 
 def _broken(source: S3Request, why: str) -> WireError:

@@ -21,7 +21,6 @@ from clary.control.objects.s3_request import S3Request
 from clary.control.objects.store_client import CONNECT_TIMEOUT_S, encode_path, encode_query, open_session
 
 READ_TIMEOUT_S = 60.0  # longest wait for a byte
-MAX_CONNECTIONS = 64
 MAX_LISTING_BYTES = 64 * 1024  # of a listing with one key
 
 # Headers of a client that change what is read.
@@ -44,6 +43,7 @@ _OF_LISTING = frozenset(
 )
 _OF_OBJECT = frozenset({"partnumber", "versionid", "x-id"})
 _SIGNED = "x-amz-"
+_REFUSALS = (http.HTTPStatus.FORBIDDEN, http.HTTPStatus.NOT_FOUND)
 _REDIRECTS = (http.HTTPStatus.MOVED_PERMANENTLY, http.HTTPStatus.TEMPORARY_REDIRECT)
 
 
@@ -79,7 +79,8 @@ class PublicBuckets:
     async def open(self) -> None:
         """Open the pool of connections; AWS need not answer."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S)
-        self._session = open_session(timeout, max_connections=MAX_CONNECTIONS, resolver=self._resolver)
+        # As for the store, each connection serves one client's, whose number the listener bounds.
+        self._session = open_session(timeout, resolver=self._resolver)
 
     async def close(self) -> None:
         """Close all connections; running requests break off."""
@@ -113,7 +114,7 @@ class PublicBuckets:
     async def has_objects(self, bucket: str, prefix: str) -> bool:
         """Return whether any key of a public bucket starts with the prefix; False where AWS refuses the listing.
 
-        Raises: WireError ServiceUnavailable without an answer.
+        Raises: WireError ServiceUnavailable without an answer, or if AWS is busy.
         """
         query = (("list-type", "2"), ("max-keys", "1"), ("prefix", prefix))
         answer = await self.send(S3Request(method="GET", bucket=bucket, key="", query=query))
@@ -123,9 +124,11 @@ class PublicBuckets:
                 content += piece
                 if len(content) > MAX_LISTING_BYTES:
                     break
+            if answer.status not in (http.HTTPStatus.OK, *_REFUSALS):
+                raise _unanswered(bucket, f"{answer.status} {answer.reason}")
             return answer.status == http.HTTPStatus.OK and b"<Contents>" in content
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _unanswered(bucket, error) from error
+            raise _unanswered(bucket, f"{type(error).__name__}: {error}") from error
         finally:
             answer.close()
 
@@ -144,7 +147,7 @@ class PublicBuckets:
         try:
             return await self._session.request(asked.method, url, headers=headers, allow_redirects=False)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _unanswered(asked.bucket, error) from error
+            raise _unanswered(asked.bucket, f"{type(error).__name__}: {error}") from error
 
 
 def _region_of(bucket: str, location: str) -> str | None:
@@ -159,11 +162,11 @@ def _region_of(bucket: str, location: str) -> str | None:
     return f"https://{host}"
 
 
-def _unanswered(bucket: str, error: BaseException) -> WireError:
+def _unanswered(bucket: str, why: str) -> WireError:
     return WireError(
         "ServiceUnavailable",
         f"There is no bucket {bucket} in this service's store, and AWS, whose public bucket of this name would be "
-        f"read, gave no answer ({type(error).__name__}: {error}). Check the connection to the internet, or copy the "
+        f"read, gave no answer ({why}). Check the connection to the internet, or copy the "
         "data into a bucket of this name (docs/s3.md, Public data).",
         http_status=http.HTTPStatus.SERVICE_UNAVAILABLE,
     )

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 from clary.base.errors import WireError
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.services.call import Services
-from clary.control.store.metric_curves import MAX_CURVES, MAX_POINTS, CurvePoint
+from clary.control.store.metric_values.metric_curves import MAX_CURVES, MAX_POINTS, CurvePoint
 
 DEFAULT_POINTS = 500
 _NUMBER = re.compile(r"[0-9]{1,6}")

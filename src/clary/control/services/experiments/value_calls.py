@@ -16,7 +16,7 @@ from clary.control.jobs.training_job import FinalMetric
 from clary.control.services.call import Call
 from clary.control.services.experiments import job_components
 from clary.control.services.experiments.summaries import owner_of
-from clary.control.store.errors import JobNotFound
+from clary.control.store.errors import JobNotFound, MetricsFull
 from clary.control.store.tracking.component_metrics import Summary
 from clary.control.store.tracking.experiment_rows import Kind
 
@@ -35,7 +35,8 @@ _STATISTICS: Mapping[str, Callable[[Summary], float]] = {
 async def batch_put_metrics(call: Call) -> Mapping[str, Any]:
     """Store values of a component.
 
-    Raises: WireError(ResourceNotFound); WireError(ValidationException) for a number that is no time.
+    Raises: WireError(ResourceNotFound); WireError(ValidationException) for a number that is no time, and for values
+        beyond the limits of a job.
     """
     name = call.params["TrialComponentName"]
     values = [
@@ -50,11 +51,17 @@ async def batch_put_metrics(call: Call) -> Mapping[str, Any]:
     store = call.services.store
     job_name = await _job_name(call, name)
     if job_name is not None:
+        job = await call.services.find_job(job_name)
+        if job is None:
+            raise _no_component(name)
         try:
-            await store.add_metrics(job_name, values)
-            await call.services.hub.record_metrics(job_name, values)
+            async with store.aggregates.room_for(job, values):
+                await store.add_metrics(job_name, values)
+                await call.services.hub.record_metrics(job_name, values)
         except JobNotFound as error:
             raise _no_component(name) from error
+        except MetricsFull as error:
+            raise WireError("ValidationException", f"BatchPutMetrics: {error.message}.") from error
     elif not await store.experiments.values.add(name, values):
         raise _no_component(name)
     return {"Errors": []}

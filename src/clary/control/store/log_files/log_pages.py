@@ -11,7 +11,9 @@ Source: AWS API reference, GetLogEvents and FilterLogEvents.
 from __future__ import annotations
 
 import heapq
+import math
 import re
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from clary.control.store.log_files.stream_file import StreamView
 MAX_EVENTS = 10_000  # GetLogEvents and FilterLogEvents, limit
 MAX_PAGE_BYTES = 1024 * 1024
 MAX_SEARCHED = 100_000  # lines that one FilterLogEvents call reads at most; then it returns a token
+SEARCH_S = 2.0  # a longer FilterLogEvents call returns the events found so far, and a token
 _END_OF_TIME_MS = 2**63 - 1
 
 _PLACE = re.compile(r"(?P<way>[fb])/(?P<sequence>[0-9]{20})(?P<check>[0-9]{10})/s")
@@ -111,6 +114,7 @@ def search(
     matches: Callable[[str], bool],
     after: SearchKey | None,
     limit: int,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[list[LogEvent], SearchKey | None]:
     """Return the next matching events of many streams in order of time, and the key after which to continue.
 
@@ -120,6 +124,7 @@ def search(
         matches: decides whether a message is wanted.
         after: key of the last searched line; None to begin.
         limit: maximum number of events.
+        is_stopped: whether nobody waits for the events any more; checked before each line, in the caller's thread.
 
     Raises: BadLogQuery for a bad limit.
     """
@@ -127,7 +132,13 @@ def search(
     events: list[LogEvent] = []
     size_bytes = 0
     last_key = after
-    for num_searched, (key, view, record) in enumerate(_merge(views, within=within, after=after)):
+    deadline = math.inf  # begins with the first line, so that each call searches one at least
+    lines = _merge(views, within=within, after=after, is_stopped=is_stopped)
+    for num_searched, (key, view, record) in enumerate(lines):
+        if num_searched == 0:
+            deadline = time.monotonic() + SEARCH_S
+        elif time.monotonic() > deadline or is_stopped():
+            return events, last_key
         is_wanted = matches(record.message)
         size_bytes += record.size_bytes + EVENT_OVERHEAD_BYTES if is_wanted else 0
         if len(events) >= limit or num_searched >= MAX_SEARCHED or (events and size_bytes > MAX_PAGE_BYTES):
@@ -156,9 +167,9 @@ def _take(records: Iterator[LogRecord], limit: int) -> list[LogRecord]:
 
 
 def _merge(
-    views: Iterable[StreamView], *, within: TimeRange, after: SearchKey | None
+    views: Iterable[StreamView], *, within: TimeRange, after: SearchKey | None, is_stopped: Callable[[], bool]
 ) -> Iterator[tuple[SearchKey, StreamView, LogRecord]]:
-    """Yield the records of all views after `after`, in order of `SearchKey`."""
+    """Yield the records of all views after `after`, in order of `SearchKey`; a stopped search skips no further ones."""
     # A stream stays unread in the heap, under the time of its first line, until that time is reached: streams of jobs
     # that ran one after the other are never in memory together.
     begin_ms = max(within.start_ms or 0, after[0] if after else 0)
@@ -178,7 +189,9 @@ def _merge(
         if records is None:
             first, stop = TimeRange(start_ms=begin_ms, end_ms=within.end_ms).limits(view)
             records = view.forward(first, stop)
-        following = next((found for found in records if after is None or _key(view, found) > after), None)
+        following = next(
+            (found for found in records if after is None or _key(view, found) > after or is_stopped()), None
+        )
         if following is not None:
             heapq.heappush(heap, (_key(view, following), number, view, records, following))
 

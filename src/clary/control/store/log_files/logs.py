@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
@@ -32,6 +34,7 @@ from clary.control.store.log_files.log_scan import LogScan
 from clary.control.store.log_files.log_search import FoundLines, LinePlace, LineQuery
 from clary.control.store.log_files.stream_file import StreamView
 from clary.control.store.log_files.stream_registry import StreamRegistry, StreamSummary
+from clary.control.turns import Turns
 
 T = TypeVar("T")
 
@@ -80,6 +83,7 @@ class LogStore:
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="clary-log-store")
         # Separate threads, because a search that takes a second must not delay the storing of lines.
         self._searchers = ThreadPoolExecutor(NUM_SEARCHERS, thread_name_prefix="clary-log-search")
+        self._turns = Turns(1)
         self._is_closed = False
 
     async def open(self) -> None:
@@ -283,6 +287,7 @@ class LogStore:
         pattern: str | None = None,
         limit: int = log_pages.MAX_EVENTS,
         token: str | None = None,
+        client: str = "",
     ) -> FilteredPage:
         """Return matching events of many streams, oldest first, by the rules of FilterLogEvents.
 
@@ -295,6 +300,7 @@ class LogStore:
             pattern: CloudWatch filter pattern (see `filter_patterns`).
             limit: maximum number of events, 1 to 10,000; a page with a token may hold fewer events, or no event at all.
             token: token of the previous page of the same query.
+            client: a client of which one search runs at once; empty for any number.
 
         Raises: StreamNotFound for a name in `streams`; BadLogQuery; BadToken.
         """
@@ -304,6 +310,7 @@ class LogStore:
         matches = compile_pattern(pattern)
         query = log_pages.query_identity(streams=streams, prefix=prefix, within=within, pattern=pattern)
         position = None if token is None else tokens.read_token(_TOKEN_KEY, token, query=query)
+        has_ended = threading.Event()
 
         def search() -> FilteredPage:
             if streams is None:
@@ -315,13 +322,18 @@ class LogStore:
             after: SearchKey | None = (position[0], position[1], position[2], position[3]) if position else None
             kept = self._kept(within)  # not part of the query's identity: it changes with the time
             views = self._views(names, within=kept, after_ms=after[0] if after else None)
-            events, last_key = log_pages.search(views, within=kept, matches=matches, after=after, limit=limit)
+            events, last_key = log_pages.search(
+                views, within=kept, matches=matches, after=after, limit=limit, is_stopped=has_ended.is_set
+            )
             next_token = None
             if last_key is not None:
                 next_token = tokens.make_token(_TOKEN_KEY, query=query, position=list(last_key))
             return FilteredPage(events=tuple(events), next_token=next_token)
 
-        return await self._run(search, threads=self._searchers)
+        try:
+            return await self._run(search, threads=self._searchers, client=client)
+        finally:
+            has_ended.set()  # after a timeout the thread would search on
 
     async def find_lines(self, streams: Sequence[str | None], query: LineQuery) -> tuple[FoundLines, LinePlace]:
         """Return a page of lines by time, and the place of the newest line of all streams (see `log_search`).
@@ -369,7 +381,7 @@ class LogStore:
 
         return await self._run(work, threads=self._searchers)
 
-    async def _run(self, work: Callable[[], T], *, threads: ThreadPoolExecutor | None = None) -> T:
+    async def _run(self, work: Callable[[], T], *, threads: ThreadPoolExecutor | None = None, client: str = "") -> T:
         if self._is_closed:
             raise StoreError(f"the log store {self._folder} is closed", fault=Fault.INTERNAL)
 
@@ -379,7 +391,7 @@ class LogStore:
 
         limit = asyncio.timeout(CALL_TIMEOUT_S)
         try:
-            async with limit:
+            async with limit, self._turns.taken(client) if client else nullcontext():
                 return await asyncio.get_running_loop().run_in_executor(threads or self._threads, run)
         except TimeoutError as error:
             if not limit.expired():

@@ -47,7 +47,15 @@ def test_a_part_has_no_metadata():
 
 def test_range_and_conditions_of_a_copy_go_to_its_source():
     given = headers(("x-amz-copy-source-range", "bytes=0-9"), ("x-amz-copy-source-if-match", '"e"'))
-    assert public_copies.source_headers(given) == [("range", "bytes=0-9"), ("if-match", '"e"')]
+    assert public_copies.source_headers(PART, given) == [("range", "bytes=0-9"), ("if-match", '"e"')]
+    assert public_copies.source_headers(COPY, given) == [("if-match", '"e"')], "a whole object is copied, as by S3"
+
+
+@pytest.mark.parametrize("value", ["bytes=10-5", "bytes=0-", "bytes=-5", "0-5", "bytes=0-1,3-4", "bytes=a-b"])
+def test_a_range_of_another_form_is_refused(value):
+    with pytest.raises(WireError, match="must be bytes=FIRST-LAST") as error:
+        public_copies.source_headers(PART, headers(("x-amz-copy-source-range", value)))
+    assert error.value.code == "InvalidArgument"
 
 
 @pytest.mark.parametrize(
@@ -64,13 +72,39 @@ def test_range_and_conditions_of_a_copy_go_to_its_source():
 )
 def test_a_source_that_can_not_be_read_refuses_the_copy(status, code, told):
     with pytest.raises(WireError, match="The source /open-data/a of the copy") as error:
-        public_copies.check_answer(status, "Reason", source="/open-data/a")
+        public_copies.check_answer(status, "Reason", "", asked_range=None, source="/open-data/a")
     assert (error.value.code, error.value.http_status) == (code, told)
 
 
-@pytest.mark.parametrize("status", [200, 206])
-def test_a_source_that_is_read_passes(status):
-    public_copies.check_answer(status, "OK", source="/open-data/a")
+@pytest.mark.parametrize(
+    ("status", "content_range", "asked_range"),
+    [(200, "", None), (206, "bytes 0-9/100", "bytes=0-9"), (206, "bytes 0-9/*", "bytes=0-9")],
+)
+def test_a_source_that_is_read_passes(status, content_range, asked_range):
+    public_copies.check_answer(status, "OK", content_range, asked_range=asked_range, source="/open-data/a")
+
+
+@pytest.mark.parametrize(
+    ("status", "content_range", "asked_range", "code"),
+    [
+        (200, "", "bytes=0-9", "ServiceUnavailable"),
+        (206, "bytes 0-9/100", None, "ServiceUnavailable"),
+        (206, "bytes 0-8/9", "bytes=0-9", "InvalidRange"),
+        (206, "", "bytes=0-9", "InvalidRange"),
+    ],
+)
+def test_another_range_than_the_one_asked_for_is_not_stored(status, content_range, asked_range, code):
+    with pytest.raises(WireError, match="The source /open-data/a of the copy") as error:
+        public_copies.check_answer(status, "OK", content_range, asked_range=asked_range, source="/open-data/a")
+    assert error.value.code == code
+
+
+def test_metadata_that_is_not_text_is_refused_by_name():
+    source = [("Content-Type", "text/csv"), ("x-amz-meta-note", "caf\udce9")]
+    with pytest.raises(WireError, match="x-amz-meta-note holds bytes"):
+        public_copies.upload_headers(COPY, headers(), source, length=3, mark="")
+    replaced = headers(("x-amz-metadata-directive", "REPLACE"))
+    assert public_copies.upload_headers(COPY, replaced, source, length=3, mark="")
 
 
 @pytest.mark.parametrize(("asked", "name"), [(COPY, b"CopyObjectResult"), (PART, b"CopyPartResult")])

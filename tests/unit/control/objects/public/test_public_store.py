@@ -130,6 +130,14 @@ async def test_keys_are_found_below_a_prefix(aws, buckets):
     assert aws.asked[0][1] == f"/{NAME}?list-type=2&max-keys=1&prefix=p%2F"
 
 
+@pytest.mark.parametrize("status", [429, 500, 503, 302])
+async def test_a_busy_aws_does_not_count_as_an_empty_prefix(aws, buckets, status):
+    aws.answers.append(web.Response(status=status, body=b"<Error><Code>SlowDown</Code></Error>"))
+    with pytest.raises(WireError, match=f"gave no answer .{status}") as error:
+        await buckets.has_objects(NAME, "p/")
+    assert error.value.code == "ServiceUnavailable"
+
+
 async def test_no_answer_names_the_bucket_and_the_way_out():
     public = PublicBuckets([NAME], url="http://127.0.0.1:1")
     await public.open()

@@ -1,6 +1,9 @@
 """Searches over log streams, lists of streams, and the deletion of streams."""
 
+import asyncio
 import random
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from clary.base.errors import StoreError
 from clary.contract.agent_protocol import LogBlock
 from clary.control.store.errors import BadLogQuery, BadToken, StreamNotFound
 from clary.control.store.log_files import log_pages
+from clary.control.store.log_files import logs as log_store
 from clary.control.store.log_files.log_pages import LogEvent
 from clary.control.store.log_files.logs import LogStore, StreamOrder
 
@@ -61,8 +65,15 @@ async def test_all_pages_of_a_search_equal_the_search_without_a_limit(
     assert len(whole) > 20
     keys = [(event.timestamp_ms, event.stream, int(event.message.split()[-1])) for event in whole]
     assert keys == sorted(keys)
-    for limit, searched in ((1, 100_000), (7, 100_000), (10_000, 4), (len(whole), 100_000)):
+    for limit, searched, budget_s in (
+        (1, 100_000, 60.0),
+        (7, 100_000, 60.0),
+        (10_000, 4, 60.0),
+        (len(whole), 100_000, 60.0),
+        (10_000, 100_000, 0.0),
+    ):
         monkeypatch.setattr(log_pages, "MAX_SEARCHED", searched)
+        monkeypatch.setattr(log_pages, "SEARCH_S", budget_s)
         found: list[LogEvent] = []
         token = None
         for _ in range(1000):
@@ -82,6 +93,69 @@ async def test_a_search_finds_lines_that_arrived_after_its_last_page(logs: LogSt
     second = (await logs.filter_events(start_ms=first[-1].timestamp_ms)).events
     seen = {event.event_id for event in first}
     assert [event.message for event in second if event.event_id not in seen] == ["c"]
+
+
+class SlowPattern:
+    """A pattern that takes 20 ms for a line; it counts the lines, and the searches of each pattern that run at once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_lines = 0
+        self.running: list[str] = []
+        self.together: set[tuple[str, ...]] = set()
+        monkeypatch.setattr(log_store, "compile_pattern", self.compiled)
+
+    def compiled(self, pattern: str | None) -> Callable[[str], bool]:
+        def matches(_message: str) -> bool:
+            self.num_lines += 1
+            self.running.append(str(pattern))
+            self.together.add(tuple(sorted(self.running)))
+            time.sleep(0.02)
+            self.running.remove(str(pattern))
+            return True
+
+        return matches
+
+
+async def test_a_long_search_returns_what_it_has_found_and_goes_on_from_its_token(
+    logs: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await logs.append(STREAM, 0, numbered(40))
+    SlowPattern(monkeypatch)
+    monkeypatch.setattr(log_pages, "SEARCH_S", 0.2)
+    begin = time.monotonic()
+    page = await logs.filter_events()
+    assert time.monotonic() - begin < 0.7
+    assert 1 <= len(page.events) < 40
+    found = list(page.events)
+    while page.next_token is not None:
+        page = await logs.filter_events(token=page.next_token)
+        found += page.events
+    assert texts(found) == [str(number) for number in range(40)]
+
+
+async def test_a_search_for_which_nobody_waits_ends(logs: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    await logs.append(STREAM, 0, numbered(500))
+    pattern = SlowPattern(monkeypatch)
+    monkeypatch.setattr(log_pages, "SEARCH_S", 1000.0)
+    monkeypatch.setattr(log_store, "CALL_TIMEOUT_S", 0.2)
+    with pytest.raises(StoreError, match="no answer within"):
+        await logs.filter_events()
+    await asyncio.sleep(0.1)
+    num_lines = pattern.num_lines
+    assert num_lines < 100
+    await asyncio.sleep(0.2)
+    assert pattern.num_lines == num_lines
+
+
+async def test_a_client_has_one_search_at_once(logs: LogStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    await logs.append(STREAM, 0, numbered(10))
+    pattern = SlowPattern(monkeypatch)
+    await asyncio.gather(
+        *(logs.filter_events(pattern="job", client="job") for _ in range(3)), logs.filter_events(pattern="owner")
+    )
+    assert pattern.num_lines == 40
+    assert ("job", "owner") in pattern.together
+    assert not any(together.count("job") > 1 for together in pattern.together)
 
 
 async def test_invalid_searches_are_refused(logs: LogStore) -> None:
