@@ -89,7 +89,7 @@ def _settings() -> Settings:
 
 
 def _backups(settings: Settings) -> Backups:
-    url = parse_url(settings.resolved_database_url)
+    url = parse_url(settings.resolved_database)
     if url.get_backend_name() != "sqlite":
         raise ClaryError(
             "the database is a PostgreSQL server's: back it up with its own tools, such as pg_dump", fault=Fault.USER

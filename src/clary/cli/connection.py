@@ -15,7 +15,15 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from clary.base.errors import ClaryError, Fault, WireError
-from clary.cli.contexts import RemoteService, chosen_service, context_folder, service_settings
+from clary.cli.contexts import (
+    CA_VARIABLE,
+    URL_VARIABLE,
+    RemoteService,
+    chosen_service,
+    context_folder,
+    service_settings,
+)
+from clary.cli.no_answer import NoAnswer
 from clary.contract.sigv4 import payload_hash, sign
 from clary.control.settings import Settings, load_settings
 from clary.control.state_folder import RootSecrets, ServiceRecord, StateFolder
@@ -125,6 +133,18 @@ class Connection:
             elif self.ca_file and before is not None:
                 os.environ[CA_OF_OPENSSL] = before
 
+    def again(self) -> Connection:
+        """Return the connection to this service as it runs now: after a restart, address and keys may be others.
+
+        Raises: NoAnswer if no service runs here.
+        """
+        if self.context:
+            return self
+        running = find_running(self.settings)
+        if running is None:
+            raise _none_runs(self.settings)
+        return running
+
     def is_healthy(self) -> bool:
         """Whether the service answers a health request."""
         try:
@@ -143,19 +163,29 @@ class Connection:
     def _request(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes | None
     ) -> tuple[int, dict[str, Any]]:
+        """Return status and answer. Raises: NoAnswer; ClaryError for a certificate that is not to be trusted."""
         try:
             connection = self._open()
         except OSError as error:
             raise ClaryError(f"{self.ca_file}: holds no certificates: {error}", fault=Fault.USER) from error
+        is_sent = False
         try:
+            connection.connect()
+            is_sent = True
             connection.request(method, target, body=body, headers=dict(headers))
             response = connection.getresponse()
             text = response.read()
             return response.status, json.loads(text or b"{}")
+        except ssl.SSLCertVerificationError as error:  # waiting does not help
+            raise ClaryError(
+                f"the service at {self.record.url} is not to be trusted ({error}); give its authority's certificate: "
+                f"clary context add --ca-file, or {CA_VARIABLE} with {URL_VARIABLE}",
+                fault=Fault.INFRASTRUCTURE,
+            ) from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             advice = f"it is what {self.context} names" if self.context else "start it with: clary up"
-            raise ClaryError(
-                f"the service at {self.record.url} does not answer ({error}); {advice}", fault=Fault.INFRASTRUCTURE
+            raise NoAnswer(
+                f"the service at {self.record.url} does not answer ({error}); {advice}", is_sent=is_sent
             ) from error
         finally:
             connection.close()
@@ -195,7 +225,7 @@ def find_running(settings: Settings) -> Connection | None:
 def connect() -> Connection:
     """Find the chosen service (see `contexts`), else the service of the state folder.
 
-    Raises: ClaryError saying how to start a service if no service runs here, or why the choice is wrong.
+    Raises: NoAnswer saying how to start a service if no service runs here; ClaryError saying why the choice is wrong.
     """
     settings = load_settings()
     chosen = chosen_service(settings)
@@ -203,7 +233,9 @@ def connect() -> Connection:
         return _elsewhere(settings, *chosen)
     running = find_running(settings)
     if running is None:
-        raise ClaryError(
-            f"no service runs for {settings.home_folder}; start one with: clary up", fault=Fault.INFRASTRUCTURE
-        )
+        raise _none_runs(settings)
     return running
+
+
+def _none_runs(settings: Settings) -> NoAnswer:
+    return NoAnswer(f"no service runs for {settings.home_folder}; start one with: clary up")

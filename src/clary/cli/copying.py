@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clary.agent.archives import extract_tar
+from clary.base.disk_space import disk_errors_named
 from clary.base.errors import ClaryError, Fault, WireError
 from clary.cli.connection import Connection
 from clary.contract.checkpoint_sets import OWN_FOLDER
@@ -74,7 +75,8 @@ def fetch(store: ObjectStore, uri: str, target: Path, *, unpacks: bool, what: st
         unpacks: whether an archive is unpacked into the folder `target`.
         what: name of the part for messages: `the model of job-1`.
 
-    Raises: WireError NotFound if no object exists there; ClaryError for a key that is not a valid path, or a full disk.
+    Raises: WireError NotFound if no object exists there; ClaryError for a key that is not a valid path, or a full disk;
+        OSError for another file that cannot be written.
     """
     place = parse_s3_uri(uri)
     if uri.endswith("/"):
@@ -101,12 +103,19 @@ def fetch_logs(connection: Connection, job: str, target: Path) -> Iterator[Copie
         connection: connection to the service.
         job: name of the job.
         target: folder, made with its parents if it is missing; files are called HOST.log.
+    Raises: ClaryError (fault USER) for a target that is a file; AgentError for a full disk; OSError for another file
+        that cannot be written.
     """
-    target.mkdir(parents=True, exist_ok=True)
     hosts = connection.job_page(job, "log-lines", {"limit": 1})["hosts"]
+    if target.exists() and not target.is_dir():
+        raise ClaryError(
+            f"{target} is a file: logs are copied into a folder, as a file for each host; name a folder as DEST",
+            fault=Fault.USER,
+        )
+    target.mkdir(parents=True, exist_ok=True)
     for host in hosts:
         path = target / f"{host}.log"
-        with path.open("w", encoding="utf-8") as file:
+        with disk_errors_named(path, needed_bytes=None), path.open("w", encoding="utf-8") as file:
             for line in _lines(connection, job, host):
                 file.write(f"{line['text']}\n")
         yield Copied(source=f"{job}/{host}", path=path, size_bytes=path.stat().st_size)

@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("cp", help="copy a job's model, output, checkpoints, code or logs to this machine")
     things = "; ".join(f"{name}: {what}" for name, what in THINGS.items())
     parser.add_argument("source", metavar="JOB:WHAT", help=f"the part WHAT of a job. {things}")
-    parser.add_argument("target", metavar="DEST", type=Path, help="file or folder here")
+    parser.add_argument("target", metavar="DEST", help="file or folder here; NAME/ is a folder")
     parser.add_argument(
         "-x", "--extract", action="store_true", help="unpack model, output or code into the folder DEST"
     )
@@ -62,12 +62,24 @@ def _source(text: str) -> tuple[str, str]:
     return job, thing
 
 
-def _copy(connection: Connection, job: str, thing: str, target: Path, *, unpacks: bool) -> Iterator[Copied]:
+def _copy(connection: Connection, job: str, thing: str, place: str, *, unpacks: bool) -> Iterator[Copied]:
+    """Copy a part, and yield each file. Raises: ClaryError (fault USER) for a file that cannot be written here."""
+    try:
+        yield from _copied(connection, job, thing, place, unpacks=unpacks)
+    except OSError as error:
+        raise ClaryError(
+            f"{error.filename or place} cannot be written: {error.strerror or error}; name another place as DEST",
+            fault=Fault.USER,
+        ) from error
+
+
+def _copied(connection: Connection, job: str, thing: str, place: str, *, unpacks: bool) -> Iterator[Copied]:
+    target = Path(place)
     if thing == LOGS:
         yield from fetch_logs(connection, job, target)
         return
     uri = place_of(connection, job, thing)
-    if str(target).endswith(os.sep):
+    if place.endswith(os.sep):  # a path has no slash at its end any more
         target.mkdir(parents=True, exist_ok=True)
     endpoint = Endpoint(
         url=connection.record.url, region=connection.record.region, credentials=connection.secrets.credentials

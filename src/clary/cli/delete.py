@@ -8,13 +8,16 @@ import sys
 import time
 from typing import Any
 
-from clary.base.errors import WireError
+from clary.base.errors import ClaryError, WireError
 from clary.cli.connection import Connection, connect
+from clary.cli.patience import PatientConnection
 
 POLL_S = 0.5
 STOP_TIMEOUT_S = 600.0
 EXIT_FAILED = 1
 EXIT_NOT_FOUND = 3
+RUNS = "InProgress"
+LIVE = (RUNS, "Stopping")
 
 
 def add_parser(commands: Any) -> None:
@@ -30,15 +33,19 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Delete the jobs one after another; continue after a job that cannot be deleted."""
+    """Delete the jobs one after another; continue after a job that the service refuses to delete.
+
+    Raises: NoAnswer; with `--json`, the jobs before are printed first.
+    """
     connection = connect()
     code = 0
-    found = []
+    found: list[dict[str, Any]] = []
     for name in options.jobs:
         try:
             if options.stop:
-                _stop(connection, name)
-            connection.call("DeleteTrainingJob", {"TrainingJobName": name})
+                _stop_and_delete(PatientConnection(connection), name)
+            else:
+                connection.call("DeleteTrainingJob", {"TrainingJobName": name})
             told = {"TrainingJobName": name, "Deleted": True}
         except WireError as error:
             told = {"TrainingJobName": name, "Deleted": False, "Error": error.message}
@@ -46,6 +53,10 @@ def run(options: argparse.Namespace) -> int:
                 code = EXIT_FAILED
             elif not options.ignore_not_found:
                 code = code or EXIT_NOT_FOUND
+        except ClaryError:
+            if options.json and found:
+                print(json.dumps(found, indent=2))
+            raise
         found.append(told)
         if not options.json:
             _say(told, is_ignored=options.ignore_not_found and not code)
@@ -61,17 +72,22 @@ def _say(told: dict[str, Any], *, is_ignored: bool) -> None:
         print(f"clary: {told['TrainingJobName']} is not deleted: {told['Error']}", file=sys.stderr)
 
 
-def _stop(connection: Connection, name: str) -> None:
+def _stop_and_delete(service: PatientConnection, name: str) -> None:
     parameters = {"TrainingJobName": name}
-    deadline = time.monotonic() + STOP_TIMEOUT_S
     is_told = False
-    while (status := connection.call("DescribeTrainingJob", parameters)["TrainingJobStatus"]) in (
-        "InProgress",
-        "Stopping",
-    ):
+
+    def look(one: Connection) -> str:
+        """Return the job's status; first stop a job that runs. A lost answer lets it look again."""
+        nonlocal is_told
+        status: str = one.call("DescribeTrainingJob", parameters)["TrainingJobStatus"]
+        if status == RUNS and not is_told:
+            one.call("StopTrainingJob", parameters)
+            is_told = True
+        return status
+
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while service.ask(look) in LIVE:
         if time.monotonic() > deadline:
             raise WireError("Timeout", f"it has not ended within {STOP_TIMEOUT_S:g} s; it goes on stopping")
-        if status == "InProgress" and not is_told:
-            connection.call("StopTrainingJob", parameters)
-            is_told = True
         time.sleep(POLL_S)
+    service.change("DeleteTrainingJob", parameters, done_code="NotFound")

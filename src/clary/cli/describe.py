@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -65,11 +65,23 @@ def why(facts: dict[str, Any], *, width: int | None = None) -> str:
             f"  {'retry':<10}{advice}",
         ]
         lines += _last_words(facts.get("why") or {}, width=width)
+    times = _dated_where_it_changes([_time(row["at"]) for row in facts["timeline"]])
     rows = [
-        (f"  {_time(row['at']).strftime('%H:%M:%S.%f')[:-3]}", row["kind"], row["where"] or "-", row["what"])
-        for row in facts["timeline"]
+        (f"  {moment}", row["kind"], row["where"] or "-", row["what"])
+        for moment, row in zip(times, facts["timeline"], strict=True)
     ]
     return "\n".join([*lines, "", "what happened", table(("  TIME", "KIND", "WHERE", "WHAT"), rows, width=width)])
+
+
+def _dated_where_it_changes(moments: Sequence[datetime]) -> list[str]:
+    """Return local times to the millisecond, of one width; with the date where it is not that of the time before."""
+    texts = []
+    date = ""
+    for moment in moments:
+        before, (date, clock) = date, clock_time(moment).split()
+        shown = date if date != before else " " * len(date)
+        texts.append(f"{shown} {clock}.{moment.microsecond // 1000:03d}")
+    return texts
 
 
 def _without_failure(facts: Mapping[str, Any]) -> list[str]:

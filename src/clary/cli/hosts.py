@@ -17,6 +17,7 @@ from clary.base.errors import ClaryError, Fault, WireError
 from clary.cli.box_admission import checked_probe, fingerprint
 from clary.cli.box_words import box_row, clock_words, shape_words
 from clary.cli.connection import Connection, connect
+from clary.cli.moments import minutes
 from clary.cli.remote_python import Place, ask_node
 from clary.cli.tables import screen_width, table, visible
 from clary.contract.box_protocol import BOX_NAME
@@ -54,7 +55,7 @@ def add_parser(commands: Any) -> None:
         if name == "remove":
             action.add_argument("--force", action="store_true", help="forget a box that does not answer")
     token = actions.add_parser("token", help="print a token with which one machine can join by itself (clary join)")
-    token.add_argument("--minutes", type=float, default=60.0, help="until it expires; 60 by default")
+    token.add_argument("--minutes", type=minutes, default=60.0, help="until it expires; 60 by default")
     token.set_defaults(run=run_token)
     for action in actions.choices.values():
         action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")

@@ -11,7 +11,7 @@ from typing import Any
 
 from clary.cli.connection import Connection, connect
 from clary.cli.queue_words import waiting_brief
-from clary.cli.tables import duration, screen_width, table
+from clary.cli.tables import duration, names_text, screen_width, table
 
 PAGE = 500  # jobs in one answer
 STATES = ("Queued", "Starting", "Running", "Stopping", "Completed", "Failed", "Stopped")
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     connection = connect()
     jobs, total, states = _newest(connection, options.n, options.status)
     if options.names:
-        print("".join(f"{job['name']}\n" for job in jobs), end="")
+        print(names_text([job["name"] for job in jobs], is_json=options.json), end="")
         _say_the_rest(len(jobs), total)
         return 0
     for sentence in connection.get("state")["problems"]:

@@ -18,6 +18,7 @@ from clary.base.errors import ClaryError, Fault
 from clary.cli.connection import Connection, connect
 from clary.cli.health_words import has_colours
 from clary.cli.moments import moment_ms
+from clary.cli.patience import PatientConnection
 from clary.cli.terminal_text import ended_colours
 from clary.cli.training_words import progress_text
 
@@ -62,12 +63,14 @@ def run(options: argparse.Namespace) -> int:
 
     Raises: ClaryError (fault USER).
     """
+    if options.progress and not options.follow:
+        raise ClaryError(f"--progress belongs to --follow: clary logs {options.job} -f --progress", fault=Fault.USER)
     if options.since is not None and options.until is not None and options.since >= options.until:
         raise ClaryError("--since must be a time before --until", fault=Fault.USER)
-    connection = connect()
+    connection = PatientConnection(connect()) if options.follow else connect()
     tokens: dict[str, str] = {}
     held: list[dict[str, Any]] = []  # lines held back, as earlier lines may still arrive
-    progress = _ProgressLines(connection, options.job) if options.progress and options.follow else None
+    progress = _ProgressLines(connection, options.job) if options.progress else None
     while True:
         # Computed before the page is read: a line that arrives after the page must not be missed.
         has_passed = options.until is not None and time.time() * 1000 >= options.until + LATE_MS
@@ -92,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
 class _ProgressLines:
     """Prints the progress of a training when it has changed."""
 
-    def __init__(self, connection: Connection, job: str) -> None:
+    def __init__(self, connection: Connection | PatientConnection, job: str) -> None:
         self._connection = connection
         self._job = job
         self._next_s = 0.0
@@ -116,7 +119,9 @@ def _pattern(text: str) -> re.Pattern[str]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
 
 
-def _page(connection: Connection, options: argparse.Namespace, tokens: dict[str, str]) -> dict[str, Any]:
+def _page(
+    connection: Connection | PatientConnection, options: argparse.Namespace, tokens: dict[str, str]
+) -> dict[str, Any]:
     query = {f"after.{stream}": token for stream, token in tokens.items()}
     wanted = {
         "host": options.host,

@@ -1,6 +1,7 @@
 """Entry point of the `clary` command.
 
-Exit codes: 0 done, 1 the job or check failed, 2 wrong usage or input, 3 not found, 124 timed out, 130 interrupted.
+Exit codes: 0 done, 1 the job or check failed, 2 wrong usage or input, 3 not found, 69 no answer from the service, 124
+timed out, 130 interrupted. docs/commands.md has them all.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from clary import __version__
 from clary.base.errors import ClaryError, Fault, WireError
 from clary.cli.contexts import LOCAL, chosen_context
 from clary.cli.examples import EXAMPLES
+from clary.cli.no_answer import EXIT_NO_ANSWER, NoAnswer
 from clary.cli.parsers import Commands, Parser, examples_text, parsers_below
 from clary.cli.terminal_text import guarded_terminals
 
@@ -114,6 +116,9 @@ def _main(arguments: Sequence[str] | None) -> int:
     except WireError as error:
         print(f"clary: {error.message}", file=sys.stderr)
         return EXIT_NOT_FOUND if error.code == "NotFound" else EXIT_FAILED
+    except NoAnswer as error:
+        print(f"clary: {error.message}", file=sys.stderr)
+        return EXIT_NO_ANSWER
     except ClaryError as error:
         print(f"clary: {error.message}", file=sys.stderr)
         return EXIT_USAGE if error.fault is Fault.USER else EXIT_FAILED
@@ -122,8 +127,17 @@ def _main(arguments: Sequence[str] | None) -> int:
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return EXIT_FAILED
+    except OSError as error:
+        print(f"clary: {_file_words(error)}", file=sys.stderr)
+        return EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _file_words(error: OSError) -> str:
+    """Return the file that an error is about, and the reason."""
+    files = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+    return ": ".join(filter(None, (" -> ".join(files), error.strerror or str(error))))
 
 
 if __name__ == "__main__":

@@ -48,11 +48,9 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the table. Raises: ClaryError (fault USER)."""
-    connection = connect()
     if options.token:
-        require_local(connection.settings, "metrics --token")  # the keys of a service elsewhere do not give it
-        print(connection.secrets.metrics_token)
-        return 0
+        return _print_token(options)
+    connection = connect()
     if options.job is None:
         raise ClaryError("expected the name of a job: clary metrics JOB", fault=Fault.USER)
     if options.training:
@@ -73,6 +71,24 @@ def run(options: argparse.Namespace) -> int:
         return 0
     asked = None if options.names == ALL else options.names
     print(metrics_text(page, lines=draws_lines(sys.stdout), names=asked))
+    return 0
+
+
+def _print_token(options: argparse.Namespace) -> int:
+    others = {
+        "JOB": options.job,
+        "--training": options.training or None,
+        "--host": options.host,
+        "--names": options.names,
+        "--since": options.since,
+    }
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise ClaryError(f"--token prints the token alone: leave out {', '.join(given)}", fault=Fault.USER)
+    connection = connect()
+    require_local(connection.settings, "metrics --token")  # the keys of a service elsewhere do not give it
+    token = connection.secrets.metrics_token
+    print(json.dumps({"token": token}, indent=2) if options.json else token)
     return 0
 
 

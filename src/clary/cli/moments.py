@@ -1,4 +1,4 @@
-"""Parses moments as users write them: how long ago, or ISO 8601."""
+"""Parses times as users write them: moments (how long ago, or ISO 8601), and numbers of seconds or minutes."""
 
 from __future__ import annotations
 
@@ -31,3 +31,26 @@ def moment_ms(text: str, *, now: datetime | None = None) -> int:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no moment: expected how long ago (30s, 10m, 2h, 1d, 1w) or an ISO time (2026-01-31T12:00:00Z)"
         ) from None
+
+
+def seconds(text: str) -> float:
+    """Return a time in seconds, from `600` or `600s`; used as an argparse type.
+
+    Raises: argparse.ArgumentTypeError for another text, a negative number, infinity or NaN.
+    """
+    return _number(text.removesuffix("s"), text, "seconds")
+
+
+def minutes(text: str) -> float:
+    """Return a time in minutes, from `10` or `10m`; otherwise as `seconds`."""
+    return _number(text.removesuffix("m"), text, "minutes")
+
+
+def _number(number: str, text: str, unit: str) -> float:
+    try:
+        found = float(number)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected {unit}, got {text!r}")
+    return found

@@ -21,7 +21,7 @@ def add_parser(commands: Any) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     end = actions.add_parser("end", help="release the hosts kept after a job, or do not keep those of a running job")
     end.add_argument("job", metavar="JOB", help="name of a training job")
-    end.add_argument("--json", action="store_true", help="print JSON")
+    end.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     end.set_defaults(run=run_end)
 
 

@@ -13,6 +13,9 @@ from typing import Any
 from clary.base.errors import ClaryError, Fault
 from clary.cli.connection import Connection, connect
 from clary.cli.contexts import require_local
+from clary.cli.moments import seconds
+from clary.cli.output_files import make_folder
+from clary.cli.patience import PatientConnection
 from clary.cli.profile_words import profile_text, states_text
 from clary.cli.terminal_text import draw_over
 from clary.contract.deep_profiles import MAX_STEPS, MAX_WINDOW_S
@@ -28,7 +31,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("job", metavar="JOB", help="name of a training job")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--steps", type=int, default=None, metavar="N", help=f"steps to record, at most {MAX_STEPS}; 5")
-    what.add_argument("--seconds", type=float, default=None, metavar="S", help=f"or a time, at most {MAX_WINDOW_S:g}")
+    what.add_argument("--seconds", type=seconds, default=None, metavar="S", help=f"or a time, at most {MAX_WINDOW_S:g}")
     what.add_argument("--last", action="store_true", help="show the newest profile; take none")
     what.add_argument("--cancel", action="store_true", help="end the profile that is being taken; keep what there is")
     parser.add_argument("--ranks", type=_ranks, default=[], metavar="0,3", help="ranks to record; all")
@@ -38,18 +41,25 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the profile; return 1 if a rank has no trace."""
+    """Print the profile; return 1 if a rank has no trace. Raises: ClaryError."""
+    if options.last and options.ranks:
+        raise ClaryError("--last shows the newest profile as it is: leave out --ranks", fault=Fault.USER)
+    if options.cancel and (options.ranks or options.output is not None):
+        option = "--ranks" if options.ranks else "--output"
+        raise ClaryError(f"--cancel shows no profile: leave out {option}", fault=Fault.USER)
     service = connect()
     if options.output is not None:
         require_local(service.settings, "profile --output")  # the files are on the service's machine
+        make_folder(options.output, "--output")
     if options.cancel:
         number = service.post_job_page(options.job, "profile", {"cancel": True})["number"]
-        print(f"profile {number} of {options.job} ends with the steps that run now")
+        ended = f"profile {number} of {options.job} ends with the steps that run now"
+        print(json.dumps({"job": options.job, "number": number}, indent=2) if options.json else ended)
         return 0
     page = service.job_page(options.job, "profile") if options.last else take(service, options)
+    print(json.dumps(page, indent=2) if options.json else profile_text(page, machine=service.context), flush=True)
     if options.output is not None:
         _copy(page, options.output)
-    print(json.dumps(page, indent=2) if options.json else profile_text(page, machine=service.context))
     ranks = (page.get("summary") or {}).get("ranks") or []
     return 0 if ranks and all("compute_share" in rank for rank in ranks) else 1
 
@@ -67,9 +77,10 @@ def take(service: Connection, options: argparse.Namespace) -> dict[str, Any]:
     number = service.post_job_page(options.job, "profile", body)["number"]
     progress = _Progress(options.job)
     end_s = time.monotonic() + WAIT_S
+    patient = PatientConnection(service)
     try:
         while True:
-            page = service.job_page(options.job, "profile", {"number": number})
+            page = patient.job_page(options.job, "profile", {"number": number})
             if page["is_over"]:
                 return page
             if time.monotonic() > end_s:
@@ -121,7 +132,6 @@ def _ranks(text: str) -> list[int]:
 def _copy(page: dict[str, Any], output: Path) -> None:
     """Copy the service's files of a profile, which are on this machine."""
     try:
-        output.mkdir(parents=True, exist_ok=True)
         for file in sorted(Path(page["folder"]).iterdir()):
             if not file.name.startswith("."):
                 shutil.copyfile(file, output / file.name)

@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
     ):
         action = actions.add_parser(name, help=words)
         action.add_argument("id", type=int, metavar="ID", help="number of the entry")
-        action.add_argument("--json", action="store_true", help="print JSON")
+        action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
         action.set_defaults(run=run)
 
 

@@ -2,12 +2,14 @@
 
 Where: `clary rehearse` calls it; `control.rehearsal` decides on faults and verdict. For the service, both jobs are jobs
 like any others in which faults may be injected: if this program is killed, they continue. Only if the service itself
-has started this program (`reconcile.desks.rehearsal_desk`), it stops them.
+has started this program (`reconcile.desks.rehearsal_desk`), it stops them. Reads outlast a restart of the service
+(`patience`).
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +17,8 @@ from datetime import datetime
 from typing import Any
 
 from clary.base.errors import ClaryError, Fault, WireError
-from clary.cli.connection import Connection
+from clary.cli.no_answer import NoAnswer
+from clary.cli.patience import PatientConnection
 from clary.cli.queue_words import state_words
 from clary.control.rehearsal.certificate import Run, Strike
 from clary.control.rehearsal.faults import FaultKind, PlannedFault, without_cuts
@@ -26,6 +29,7 @@ from clary.control.rehearsal.recordings import read_record
 POLL_S = 0.2
 RELEASE_S = 60.0  # wait until an ended job's hosts are released and their programs' records are readable
 TERMINAL = ("Completed", "Failed", "Stopped")
+STRIKES_ANEW = (FaultKind.RECLAIM, FaultKind.KILL, FaultKind.KILL_RANK)  # a repeated order would be a second fault
 
 Say = Callable[[str], None]
 
@@ -46,6 +50,7 @@ class _Pending:
     over_at_s: float | None = None  # monotonic time of the fault's end; None: the fault needs no end, or has ended
     attempt: int = 0  # attempt in which the fault began
     note: str = ""
+    is_unknown: bool = False  # whether it was ordered, and no answer says whether it has struck
 
 
 @dataclass
@@ -62,7 +67,7 @@ class JobWatch:
         checkpoints: attempt -> last report of its hosts on checkpoints.
     """
 
-    connection: Connection
+    connection: PatientConnection
     name: str
     reader: Reader
     say: Say
@@ -95,7 +100,7 @@ class JobWatch:
             self._began_s = time.monotonic()
         now_s = time.monotonic()
         for item in self._pending:
-            if item.struck_at_s is None and not self.is_over:
+            if item.struck_at_s is None and not self.is_over and not item.is_unknown:
                 self._consider(item, readings, now_s)
             elif item.over_at_s is not None and now_s >= item.over_at_s and not self.is_over:
                 self._end(item)
@@ -153,14 +158,14 @@ class JobWatch:
             if not self.is_over:
                 self.connection.call("StopTrainingJob", {"TrainingJobName": self.name})
         except ClaryError as error:
-            self.say(f"{self.name}: could not be stopped: {error.message}")
+            print(f"clary: {self.name}: could not be stopped: {error.message}", file=sys.stderr)
 
     def delete(self) -> None:
         """Delete a job that has ended; never raises."""
         try:
             self.connection.call("DeleteTrainingJob", {"TrainingJobName": self.name})
         except ClaryError as error:
-            self.say(f"{self.name}: could not be deleted: {error.message}")
+            print(f"clary: {self.name}: could not be deleted: {error.message}", file=sys.stderr)
 
     def _keep_checkpoints(self) -> None:
         """Record hosts' checkpoint reports by attempt; a waiting job still shows its previous attempt's reports."""
@@ -197,6 +202,12 @@ class JobWatch:
         except WireError as error:
             item.note = error.message
             return
+        except NoAnswer as error:  # the next look waits for the service
+            item.note = error.message
+            if error.is_sent and item.fault.kind in STRIKES_ANEW:
+                item.is_unknown = True
+                item.note = "no answer came when it was ordered, so it may have struck unseen"
+            return
         item.note = ""
         item.attempt = self.facts["attempt"]
         item.struck_at_s = now_s - (self._began_s or now_s)
@@ -209,7 +220,7 @@ class JobWatch:
 
         A fault also ends when its hosts end.
         """
-        item.over_at_s = None
+        over_at_s, item.over_at_s = item.over_at_s, None
         others = [other for other in self._pending if other is not item and self._goes_on(other)]
         fault = without_cuts(item.fault, [other.fault for other in others], num_hosts=len(self.facts["hosts"]))
         if fault is None:
@@ -220,6 +231,8 @@ class JobWatch:
             self.say(f"{self.name}: {item.fault}: over")
         except WireError as error:
             item.note = f"could not be ended: {error.message}"
+        except NoAnswer:  # the next look waits for the service, and the end is ordered once more
+            item.over_at_s = over_at_s
 
     def _goes_on(self, item: _Pending) -> bool:
         """Whether a fault has begun on the present hosts, and not ended."""

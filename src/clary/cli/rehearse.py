@@ -1,7 +1,8 @@
 """`clary rehearse JOB`: run the job with faults and a twin without faults, and certify how the job resumes.
 
-Exit codes: 0 PASS, 1 FAIL, 3 INCONCLUSIVE; 2 for an impossible rehearsal, reported before anything starts; 124 for a
-job that does not end within --timeout. After other errors: as `main`.
+Exit codes: 0 PASS, 1 FAIL, 3 INCONCLUSIVE; 2 for an impossible rehearsal, reported before anything starts; 73 if the
+file of `--certificate` could not be written at the end, after the certificate was printed; 124 for a job that does not
+end within --timeout. After other errors: as `main`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from typing import Any
 from clary.base.errors import ClaryError, ContractError, Fault
 from clary.base.plain import to_plain
 from clary.cli.certificate_words import certificate_text
-from clary.cli.connection import Connection, connect
+from clary.cli.connection import connect
+from clary.cli.moments import seconds
+from clary.cli.no_answer import NoAnswer
+from clary.cli.output_files import EXIT_UNWRITTEN, check_file, write_file
+from clary.cli.patience import PatientConnection
 from clary.cli.rehearsal_run import JobOverdue, JobWatch, follow
 from clary.cli.tables import json_text
 from clary.cli.wait import EXIT_TIMEOUT
@@ -60,7 +65,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--disk-size",
         type=_disk_size,
-        default=disks.DEFAULT_BYTES,
         metavar="SIZE",
         help="of the disk that hosts with --disk-full get to themselves, in memory: 500MiB; else 2GiB",
     )
@@ -69,7 +73,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--together", action="store_true", help="run both at once; else one after the other")
     parser.add_argument("--step-regex", metavar="REGEX", help="how lines name a step; group 1 is its number")
     parser.add_argument("--loss-regex", metavar="REGEX", help="how lines name a loss; group 1 is its value")
-    parser.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="SECONDS", help="of each job")
+    parser.add_argument("--timeout", type=seconds, default=DEFAULT_TIMEOUT_S, metavar="SECONDS", help="of each job")
     parser.add_argument(
         "--suffix", type=_suffix, default=None, metavar="TEXT", help="that both jobs' names end with; else a new one"
     )
@@ -80,15 +84,20 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Rehearse, print the certificate and return the verdict's exit code."""
-    connection = connect()
+    """Rehearse, print the certificate and return the verdict's exit code. Raises: ClaryError."""
+    if options.certificate is not None:
+        check_file(options.certificate, "--certificate")
+    connection = PatientConnection(connect())
     request = _request_of(connection, options.job)
     possible = connection.get("rehearsal")
     faults = _plan(options, host_names(request), possible["refusals"])
     disk_hosts = disks.disk_hosts(faults)
+    disk_bytes = disks.DEFAULT_BYTES if options.disk_size is None else options.disk_size
+    if options.disk_size is not None and not disk_hosts:
+        print("clary: --disk-size has no effect without --disk-full, whose hosts get such a disk", file=sys.stderr)
     disks.check_disks(
         disk_hosts,
-        size_bytes=options.disk_size,
+        size_bytes=disk_bytes,
         num_jobs=2 if options.together else 1,
         largest_bytes=possible["largest_disk_bytes"],
     )
@@ -98,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
         suffix=suffix,
         num_faults=len(faults),
         needs_spot=any(fault.kind is FaultKind.RECLAIM for fault in faults),
-        disks=disks_value(disk_hosts, options.disk_size) if disk_hosts else "",
+        disks=disks_value(disk_hosts, disk_bytes) if disk_hosts else "",
     )
     definitions = (request.get("AlgorithmSpecification") or {}).get("MetricDefinitions") or ()
     reader = make_reader(definitions, step_regex=options.step_regex, loss_regex=options.loss_regex)
@@ -106,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
     for note in requests.notes:
         say(f"note: {note}")
     if disk_hosts:
-        size = disks.in_words(options.disk_size)
+        size = disks.in_words(disk_bytes)
         say(f"note: in both jobs the disk of {', '.join(disk_hosts)} for /opt/ml lies in memory and holds {size}")
     has_checkpoints = bool((request.get("CheckpointConfig") or {}).get("S3Uri"))
     twin = JobWatch(connection, requests.twin["TrainingJobName"], reader, say)
@@ -139,20 +148,24 @@ def run(options: argparse.Namespace) -> int:
     certificate = certify(twin_run, rehearsal_run, rehearsal.strikes())
     curves = curves_of(twin_run, rehearsal_run)
     document = json_text({"seed": options.seed, "curves": curves, **to_plain(certificate)})
-    if options.certificate is not None:  # written first: the file is kept even if printing fails
-        options.certificate.write_text(document + "\n", encoding="utf-8")
+    # Written first: the file is kept even if printing fails.
+    why = "" if options.certificate is None else write_file(options.certificate, document + "\n")
     if options.json:
         print(document)
     else:
         print()
         print(certificate_text(certificate))
+    if why:
+        sys.stdout.flush()
+        print(f"clary: {options.certificate} could not be written: {why}; both jobs are kept", file=sys.stderr)
+        return EXIT_UNWRITTEN
     if certificate.verdict is Verdict.PASS and not options.keep:
         for watch in created:
             watch.delete()
     return EXIT_CODES[certificate.verdict]
 
 
-def _request_of(connection: Connection, job_or_file: str) -> dict[str, Any]:
+def _request_of(connection: PatientConnection, job_or_file: str) -> dict[str, Any]:
     """Return the request of a job, or the request in a file.
 
     Raises: WireError NotFound; ContractError for a file that does not hold a request.
@@ -208,8 +221,13 @@ def _plan(options: argparse.Namespace, hosts: Sequence[str], refusals: dict[str,
     return tuple(faults)
 
 
-def _create(connection: Connection, request: dict[str, Any], watch: JobWatch, created: list[JobWatch]) -> None:
-    connection.call("CreateTrainingJob", request)
+def _create(connection: PatientConnection, request: dict[str, Any], watch: JobWatch, created: list[JobWatch]) -> None:
+    try:
+        connection.change("CreateTrainingJob", request, done_code="ResourceInUse")
+    except NoAnswer as error:
+        if error.is_sent:  # it may have been created: it is to be stopped
+            created.append(watch)
+        raise
     created.append(watch)
 
 

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from clary.cli.connection import connect
+from clary.cli.moments import seconds
 from clary.cli.tables import duration, table
 
 BY_SCHEDULE = "auto"
@@ -15,20 +16,21 @@ BY_SCHEDULE = "auto"
 def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("spot", help="play the market of spot capacity")
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    status = actions.add_parser("status", help="how much capacity there is, and who holds it")
-    status.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run_status)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    status = actions.add_parser("status", help="how much capacity there is, and who holds it (the default)")
     status.set_defaults(run=run_status)
     capacity = actions.add_parser("capacity", help="set the capacity until the service ends")
     capacity.add_argument("hosts", type=_hosts, metavar="HOSTS", help=f"a number, or {BY_SCHEDULE}: by the schedule")
-    capacity.add_argument("--json", action="store_true", help="print JSON")
     capacity.set_defaults(run=run_capacity)
     reclaim = actions.add_parser("reclaim", help="take a job's capacity; it continues when capacity is available again")
     reclaim.add_argument("job", metavar="JOB", help="name of a training job")
     reclaim.add_argument("--host", metavar="algo-N", help="host whose capacity is taken; the whole job is interrupted")
-    reclaim.add_argument("--grace", type=float, metavar="SECONDS", help="from SIGTERM to SIGKILL; else the setting")
-    reclaim.add_argument("--json", action="store_true", help="print JSON")
+    reclaim.add_argument("--grace", type=seconds, metavar="SECONDS", help="from SIGTERM to SIGKILL; else the setting")
     reclaim.set_defaults(run=run_reclaim)
+    for action in (status, capacity, reclaim):  # the option may precede or follow the action
+        action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
 
 
 def run_status(options: argparse.Namespace) -> int:

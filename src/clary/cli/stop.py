@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from clary.cli.connection import connect
+from clary.cli.moments import seconds
+from clary.cli.patience import PatientConnection
 from clary.cli.wait import ENDED
 
 POLL_S = 0.5
@@ -20,7 +22,7 @@ def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("stop", help="signal a job's programs, keep its results, end it")
     parser.add_argument("job", metavar="JOB", help="name of a training job")
-    parser.add_argument("--wait", type=float, metavar="SECONDS", help="wait for the end this long")
+    parser.add_argument("--wait", type=seconds, metavar="SECONDS", help="wait for the end this long")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -30,18 +32,22 @@ def run(options: argparse.Namespace) -> int:
     connection = connect()
     connection.call("StopTrainingJob", {"TrainingJobName": options.job})
     deadline = time.monotonic() + (options.wait or 0.0)
+    service = connection if options.wait is None else PatientConnection(connection, deadline_s=deadline)
     while True:
-        told = connection.job_page(options.job, "state")
+        told = service.job_page(options.job, "state")
         has_ended = told["state"] in ENDED
         if has_ended or options.wait is None or time.monotonic() >= deadline:
             break
         time.sleep(POLL_S)
-    if not has_ended and options.wait is not None:
+    is_late = not has_ended and options.wait is not None
+    if options.json:
+        print(_json(told), flush=True)
+    if is_late:
         print(f"clary: {options.job} has not ended within {options.wait:g} s; it goes on stopping", file=sys.stderr)
         return EXIT_TIMEOUT
     if options.json:
-        print(_json(told))
-    elif has_ended:
+        return 0
+    if has_ended:
         print(f"{options.job} is {told['state']}")
     else:
         print(f"{options.job} is stopping; follow it with: clary describe {options.job}")

@@ -36,6 +36,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | 
     return "\n".join(line.rstrip() for line in lines)
 
 
+def names_text(names: Sequence[str], *, is_json: bool) -> str:
+    """Return names one a line, or as a JSON list, with the newline at the end."""
+    return json.dumps(names, indent=2) + "\n" if is_json else "".join(f"{name}\n" for name in names)
+
+
 def screen_width(stream: TextIO) -> int | None:
     """Return the number of columns of a terminal, or None for pipes and files, whose lines are not folded."""
     return shutil.get_terminal_size().columns if stream.isatty() else None

@@ -1,7 +1,7 @@
 """`clary top`: running and waiting jobs, refreshed on the screen.
 
-Keys: j and k or the arrows choose a job, Enter shows or hides its hosts, q leaves. If stdout is a pipe, or with --once,
-one plain table is printed.
+Keys: j and k or the arrows choose a job, Enter shows or hides its hosts, q leaves. If stdout is a pipe, with --once, or
+on a terminal that curses cannot draw on, one plain table is printed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import curses
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -74,7 +75,14 @@ def run(options: argparse.Namespace) -> int:
     elif options.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
         print(plain(*read_rows(connection)))
     else:
-        curses.wrapper(lambda window: watch(_prepared(window), lambda: read_rows(connection)))
+        try:
+            _require_drawable()
+            # Again for each refresh: a restarted service may have another address.
+            curses.wrapper(lambda window: watch(_prepared(window), lambda: read_rows(connection.again())))
+        except curses.error as error:
+            kind = f"{os.environ.get('TERM', '')!r}, of TERM"
+            print(f"clary: one table alone: this terminal ({kind}) cannot be drawn on: {error}", file=sys.stderr)
+            print(plain(*read_rows(connection)))
     return 0
 
 
@@ -159,8 +167,16 @@ def _draw(window: Screen, rows: Sequence[JobRow], *, opened: frozenset[str], cho
     window.refresh()
 
 
+def _require_drawable() -> None:
+    """Raise curses.error for a terminal that is unknown, or whose cursor cannot be moved."""
+    curses.setupterm()
+    if not curses.tigetstr("cup"):
+        raise curses.error("it cannot move its cursor")
+
+
 def _prepared(window: Any) -> Screen:
-    curses.curs_set(0)
+    with contextlib.suppress(curses.error):  # some terminals cannot hide the cursor
+        curses.curs_set(0)
     window.timeout(KEY_WAIT_MS)
     prepared: Screen = window
     return prepared

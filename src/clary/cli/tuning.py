@@ -14,7 +14,8 @@ from urllib.parse import quote
 
 from clary.base.errors import ClaryError, Fault
 from clary.cli.connection import Connection, connect
-from clary.cli.tables import screen_width
+from clary.cli.patience import PatientConnection
+from clary.cli.tables import names_text, screen_width
 from clary.cli.terminal_text import draw_lines
 from clary.cli.tuning_words import IN_PROGRESS, list_text, trial_line, tuning_text
 
@@ -53,9 +54,10 @@ def run(options: argparse.Namespace) -> int:
     connection = connect()
     if options.stop:
         connection.post(f"tuning/{quote(options.tuning_job, safe='')}/stop", {})
-    page = _page(connection, options.tuning_job)
     if options.follow:
-        page = _followed(connection, page, is_quiet=options.json)
+        page = _followed(PatientConnection(connection), options.tuning_job, is_quiet=options.json)
+    else:
+        page = _page(connection, options.tuning_job)
     if options.json:
         print(json.dumps(page, indent=2))
     elif not (options.follow and sys.stdout.isatty()):
@@ -66,30 +68,30 @@ def run(options: argparse.Namespace) -> int:
 def _print_list(connection: Connection, options: argparse.Namespace) -> None:
     rows = connection.get("tuning")["tuning_jobs"]
     if options.names:
-        print("".join(f"{row['name']}\n" for row in rows), end="")
+        print(names_text([row["name"] for row in rows], is_json=options.json), end="")
     elif options.json:
         print(json.dumps(rows, indent=2))
     else:
         print(list_text(rows, now=datetime.now(UTC), width=screen_width(sys.stdout)))
 
 
-def _page(connection: Connection, name: str) -> dict[str, Any]:
+def _page(connection: Connection | PatientConnection, name: str) -> dict[str, Any]:
     return connection.get(f"tuning/{quote(name, safe='')}")
 
 
-def _followed(connection: Connection, page: dict[str, Any], *, is_quiet: bool) -> dict[str, Any]:
+def _followed(connection: PatientConnection, name: str, *, is_quiet: bool) -> dict[str, Any]:
     """Show a tuning job until it has ended; return its last page.
 
     A terminal shows the whole text anew each time; a pipe gets a line for each trial that ends.
     """
     told = _Screen() if sys.stdout.isatty() else _Lines()
     while True:
+        page = _page(connection, name)
         if not is_quiet:
             told.show(page)
         if page["status"] not in IN_PROGRESS:
             return page
         time.sleep(POLL_S)
-        page = _page(connection, page["name"])
 
 
 class _Screen:

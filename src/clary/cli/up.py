@@ -54,8 +54,14 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Start the service unless it runs, wait until it answers, and print its address.
 
-    Raises: ClaryError (fault USER) when a service with another engine than `--engine` runs; that service keeps running.
+    Raises: ClaryError (fault USER) when a service runs that cannot follow `--engine`, `--new-database` or `--new-keys`,
+        which belong to a start; that service keeps running.
     """
+    if options.foreground and options.json:
+        raise ClaryError(
+            "--json prints where the service is, once it runs in the background: leave out --json or --foreground",
+            fault=Fault.USER,
+        )
     if options.engine:
         os.environ[variable_of("engine")] = options.engine  # the service that is started inherits it
     settings = load_settings()
@@ -68,12 +74,7 @@ def run(options: argparse.Namespace) -> int:
         os.execv(sys.executable, _command(options))  # noqa: S606 - the same interpreter, our own module
     running = find_running(settings)
     if running is not None:
-        if options.engine and (engine := folder.read_engine()) != options.engine:
-            raise ClaryError(
-                f"clary already runs at {running.record.url} with engine {engine}, not {options.engine}; "
-                f"run: clary down, and then: clary up --engine {options.engine}",
-                fault=Fault.USER,
-            )
+        _require_as_wanted(running, folder, options)
         if options.json:
             return _print_json(running, settings, was_running=True)
         print(f"clary already runs at {running.record.url}  (state in {folder.root}, stop with: clary down)")
@@ -101,6 +102,24 @@ def run(options: argparse.Namespace) -> int:
     print("  stop   clary down")
     _print_problems(connection, settings)
     return 0
+
+
+def _require_as_wanted(running: Connection, folder: StateFolder, options: argparse.Namespace) -> None:
+    """Raise ClaryError if an option asks for another service than the one that runs."""
+    others = []
+    if options.engine and (engine := folder.read_engine()) != options.engine:
+        others.append(f"with engine {engine}, not {options.engine}")
+    if options.new_database:
+        others.append("with the database that it has")
+    if options.new_keys:
+        others.append("with the keys that it has")
+    if others:
+        engine_words = ["--engine", options.engine] if options.engine else []
+        again = " ".join(["clary up", *engine_words, *_flags(options)])
+        raise ClaryError(
+            f"clary already runs at {running.record.url} {', and '.join(others)}; run: clary down, and then: {again}",
+            fault=Fault.USER,
+        )
 
 
 def _print_problems(connection: Connection, settings: Settings) -> None:
@@ -132,8 +151,12 @@ def _print_json(connection: Connection, settings: Settings, *, was_running: bool
 
 
 def _command(options: argparse.Namespace) -> list[str]:
+    return [sys.executable, "-m", "clary.control.server", *_flags(options)]
+
+
+def _flags(options: argparse.Namespace) -> list[str]:
     wanted = ((NEW_DATABASE, options.new_database), (NEW_KEYS, options.new_keys))
-    return [sys.executable, "-m", "clary.control.server", *(flag for flag, is_wanted in wanted if is_wanted)]
+    return [flag for flag, is_wanted in wanted if is_wanted]
 
 
 def _start(settings: Settings, folder: StateFolder, options: argparse.Namespace) -> Connection:

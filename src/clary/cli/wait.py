@@ -9,7 +9,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from clary.cli.connection import Connection, connect
+from clary.base.errors import ClaryError
+from clary.cli.connection import connect
+from clary.cli.moments import seconds
+from clary.cli.patience import PatientConnection
 from clary.control.jobs.job_state import JobState
 
 POLL_S = 0.5
@@ -31,18 +34,26 @@ def add_parser(commands: Any) -> None:
         choices=[state.value for state in JobState if state is not JobState.QUEUED],
         help="wait for this state instead; exit code 0 also for a job past it, 1 for a job that can no longer reach it",
     )
-    parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="give up after this time; default: never")
+    parser.add_argument("--timeout", type=seconds, metavar="SECONDS", help="give up after this time; default: never")
     parser.add_argument("--json", action="store_true", help="print JSON: a list of the jobs in their last state")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Poll each job in turn until it has reached the awaited state or has ended, or the time is over."""
-    connection = connect()
+    """Poll each job in turn until it has reached the awaited state or has ended, or the time is over.
+
+    Raises: ClaryError; with `--json`, the jobs before the one that could not be followed are printed first.
+    """
     deadline = None if options.timeout is None else time.monotonic() + options.timeout
+    service = PatientConnection(connect(), deadline_s=deadline)
     found: list[Mapping[str, Any]] = []
     for name in options.jobs:
-        job = _wait(connection, name, options.state, deadline)
+        try:
+            job = _wait(service, name, options.state, deadline)
+        except ClaryError:
+            if options.json and found:
+                print(json.dumps(found, indent=2))
+            raise
         found.append(job)
         if not options.json:
             print(_line(job), flush=True)
@@ -55,9 +66,9 @@ def run(options: argparse.Namespace) -> int:
     return 0 if all(job["Reached"] for job in found) else EXIT_FAILED
 
 
-def _wait(connection: Connection, name: str, wanted: str | None, deadline: float | None) -> dict[str, Any]:
+def _wait(service: PatientConnection, name: str, wanted: str | None, deadline: float | None) -> dict[str, Any]:
     while True:
-        told = connection.job_page(name, "state")
+        told = service.job_page(name, "state")
         state = JobState(told["state"])
         job = {
             "TrainingJobName": name,
@@ -89,13 +100,3 @@ def _has_reached(state: JobState, wanted: str | None) -> bool:
 def _line(job: Mapping[str, Any]) -> str:
     reason = f": {job['FailureReason']}" if job.get("FailureReason") else ""
     return f"{job['TrainingJobName']} is {job['State']}{reason}"
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text.removesuffix("s"))
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected seconds, got {text!r}")
-    return seconds

@@ -241,7 +241,7 @@ def test_down_stops_a_running_job_and_its_model_is_readable_after_up(tmp_path):
         time.sleep(0.5)
         down = service.clary("down")
         assert down.stdout.startswith("clary is down")
-        assert service.clary("jobs", check=False).returncode == 1
+        assert service.clary("jobs", check=False).returncode == 69
         assert not (service.home / "run" / "service.json").exists()
         service.clary("up")
         line = next(line for line in service.clary("env").stdout.splitlines() if "AWS_ENDPOINT_URL" in line)

@@ -54,7 +54,7 @@ def test_a_job_that_does_not_end_in_time_is_stopped_and_the_exit_code_says_so(tm
 
         called: list[str] = []
 
-        def get(self, page):
+        def get(self, page, query=None):
             return {"refusals": {}, "largest_disk_bytes": 0}
 
         def call(self, action, body):

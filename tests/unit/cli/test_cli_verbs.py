@@ -1,5 +1,6 @@
 """wait, delete, rerun and cp without a service: their requests, output and exit codes."""
 
+import contextlib
 import json
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 from clary.base.errors import ClaryError, WireError
 from clary.cli import copying
 from clary.cli.main import main
+from clary.contract.launch_plan import Credentials
 from clary.contract.object_store import ObjectInfo
 
 
@@ -207,6 +209,48 @@ def test_an_archive_is_copied_into_a_folder_or_to_the_given_name(tmp_path):
     store = FakeStore("out/x/model.tar.gz")
     assert fetched(store, "s3://b/out/x/model.tar.gz", tmp_path) == [tmp_path / "model.tar.gz"]
     assert fetched(store, "s3://b/out/x/model.tar.gz", tmp_path / "new" / "m.tgz") == [tmp_path / "new" / "m.tgz"]
+
+
+LOG_PAGES = {
+    "log-lines": {"hosts": ["algo-1"]},
+    "logs": {"lines": [{"text": "hello"}], "sure_until_ms": None, "tokens": {}},
+}
+
+
+@pytest.fixture
+def serve_copies(monkeypatch, tmp_path):
+    """Let `cp` find a job with a model, checkpoints and a log; it runs in `tmp_path`."""
+    fake = use(monkeypatch, "cp", pages={**LOG_PAGES, "request": {"request": REQUEST}})
+    fake.record = SimpleNamespace(url="http://127.0.0.1:9", region="us-west-2")
+    fake.secrets = SimpleNamespace(credentials=Credentials(access_key_id="a", secret_access_key="b"))
+    fake.trusted = contextlib.nullcontext
+    store = FakeStore("out/fit-001/output/model.tar.gz", "ckpt/a.pt")
+    monkeypatch.setattr("clary.cli.cp.ObjectStore", lambda endpoint: contextlib.nullcontext(store))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_cp_makes_the_folder_that_a_slash_at_the_end_asks_for(serve_copies, tmp_path):
+    assert main(["cp", "x:model", "new/"]) == 0
+    assert (tmp_path / "new" / "model.tar.gz").is_file()
+
+
+@pytest.mark.parametrize(
+    ("source", "dest", "words"),
+    [
+        ("x:logs", "taken", "taken is a file: logs are copied into a folder, as a file for each host"),
+        ("x:logs", "taken/logs", "taken/logs cannot be written: Not a directory"),
+        ("x:logs", "full", "full/algo-1.log cannot be written: Is a directory"),
+        ("x:model", "taken/", "cannot be written: "),
+        ("x:model", "taken/m.tgz", "cannot be written: "),
+        ("x:checkpoints", "taken", "cannot be written: "),
+    ],
+)
+def test_cp_says_why_the_destination_cannot_be_written(serve_copies, tmp_path, capsys, source, dest, words):
+    (tmp_path / "taken").write_text("mine")
+    (tmp_path / "full" / "algo-1.log").mkdir(parents=True)
+    assert main(["cp", source, dest]) == 2
+    assert words in capsys.readouterr().err
+    assert (tmp_path / "taken").read_text() == "mine"
 
 
 def test_a_prefix_keeps_its_tree_without_what_is_clarys_own(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 
 import pytest
 
@@ -91,9 +92,33 @@ def test_rows_show_time_in_milliseconds_kind_location_and_message():
     )
     rows = [line.split() for line in text.split("what happened\n")[1].splitlines()]
     assert rows[0] == ["TIME", "KIND", "WHERE", "WHAT"]
-    assert rows[1][1:] == ["status", "-", "Starting:", "begins"]
+    assert rows[1][2:] == ["status", "-", "Starting:", "begins"]
     assert rows[2] == [rows[2][0], "cause", "algo-2,", "rank", "3", "rank", "3:", "KeyError:", "'label'"]
     assert rows[2][0].endswith(":02.250")
+
+
+@pytest.fixture
+def two_hours_east(monkeypatch):
+    """Set the time zone of this process to UTC+2; in POSIX, offsets count to the west."""
+    monkeypatch.setenv("TZ", "EAST-2")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_rows_show_the_local_time_and_the_date_where_it_changes(two_hours_east):
+    moments = ("2026-01-01T21:00:00", "2026-01-01T21:00:00.25", "2026-01-01T22:30:00", "2026-01-04T22:30:00")
+    timeline = [
+        {"at": f"{moment}+00:00", "kind": "status", "where": "", "what": "x", "num_folded": 1} for moment in moments
+    ]
+    text = why(facts(timeline=timeline)).split("what happened\n")[1]
+    assert [line.partition("status")[0] for line in text.splitlines()[1:]] == [
+        "  2026-01-01 23:00:00.000  ",
+        "             23:00:00.250  ",
+        "  2026-01-02 00:30:00.000  ",
+        "  2026-01-05 00:30:00.000  ",
+    ]
 
 
 def described(**members):

@@ -15,8 +15,8 @@ from clary.cli.main import VERBS, build_parser, main
 from clary.cli.parsers import did_you_mean, parsers_below
 
 CLI = Path(clary.cli.__file__).parent
-# `run` prints its program's output, `completion` prints a script, `spot` needs an action.
-WITHOUT_JSON = {"", "run", "completion", "spot"}
+# `run` prints its program's output, `completion` prints a script.
+WITHOUT_JSON = {"", "run", "completion"}
 
 
 def paths():

@@ -1,5 +1,6 @@
 """`clary top`: rows, their cut to the screen, keys, and one table for pipes."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -261,25 +262,69 @@ print("left cleanly")
 """
 
 
-def test_top_draws_on_a_real_terminal_and_quits_on_q():
+@contextlib.contextmanager
+def on_terminal(text, *, term):
+    """Run a program on a terminal of a kind; yield our side of the terminal, and the process."""
     ours, theirs = pty.openpty()
     program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", text],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env={**os.environ, "TERM": "xterm", "LINES": "24", "COLUMNS": "120"},
+        env={**os.environ, "TERM": term, "LINES": "24", "COLUMNS": "120"},
     )
     os.close(theirs)
     try:
-        assert "job-2" in read_until(ours, "job-2")
-        os.write(ours, b"q")
-        assert "left cleanly" in read_until(ours, "left cleanly")
-        assert program.wait(timeout=60) == 0
+        yield ours, program
     finally:
         program.kill()
         program.wait()
         os.close(ours)
+
+
+@pytest.mark.parametrize("term", ["xterm", "ansi", "vt52"])  # the last two cannot hide the cursor
+def test_top_draws_on_a_real_terminal_and_quits_on_q(term):
+    with on_terminal(PROGRAM, term=term) as (ours, program):
+        assert "job-2" in read_until(ours, "job-2")
+        os.write(ours, b"q")
+        assert "left cleanly" in read_until(ours, "left cleanly")
+        assert program.wait(timeout=60) == 0
+
+
+PLAIN = """
+import argparse
+from types import SimpleNamespace
+from clary.cli import top
+page = {"jobs": [], "total": 0}
+top.connect = lambda: SimpleNamespace(get=lambda path, query: page)
+print("code", top.run(argparse.Namespace(json=False, once=False)))
+"""
+
+
+RESTARTED = """
+import argparse
+from types import SimpleNamespace
+from clary.cli import top
+now = SimpleNamespace(get=lambda path, query: {"jobs": [], "total": 7})
+top.connect = lambda: SimpleNamespace(again=lambda: now)
+top.run(argparse.Namespace(json=False, once=False))
+"""
+
+
+def test_each_refresh_asks_the_service_as_it_runs_then():
+    with on_terminal(RESTARTED, term="xterm") as (ours, program):
+        assert "0 of 28 jobs" in read_until(ours, "0 of 28 jobs")
+        os.write(ours, b"q")
+        assert program.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize(("term", "why"), [("no-such-kind", ""), ("dumb", "it cannot move its cursor")])
+def test_on_a_terminal_that_cannot_be_drawn_on_one_table_is_printed_with_the_reason(term, why):
+    with on_terminal(PLAIN, term=term) as (ours, _):
+        text = read_until(ours, "code 0")
+    assert f"clary: one table alone: this terminal ({term!r}, of TERM) cannot be drawn on: {why}" in text
+    assert "no job runs or waits" in text
+    assert "Traceback" not in text
 
 
 def read_until(terminal, wanted, *, timeout_s=60):

@@ -8,6 +8,7 @@ import pytest
 
 from clary.base.errors import ClaryError
 from clary.cli import up
+from clary.cli.main import main
 
 RECORD = SimpleNamespace(url="http://127.0.0.1:1", tls_url="", pid=1, version="0", memory_limits="soft")
 
@@ -64,3 +65,36 @@ def test_up_with_another_engine_than_the_running_services_is_an_error(tmp_path, 
         return
     with pytest.raises(ClaryError, match=f"{told}; run: clary down"):
         up.run(options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("--new-keys", "with the keys that it has; run: clary down, and then: clary up --new-keys"),
+        ("--new-database", "with the database that it has; run: clary down, and then: clary up --new-database"),
+        (
+            "--new-keys --new-database --engine boxes",
+            "with engine local, not boxes, and with the database that it has, and with the keys that it has; "
+            "run: clary down, and then: clary up --engine boxes --new-database --new-keys",
+        ),
+    ],
+)
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_an_option_that_a_running_service_cannot_follow_is_an_error(
+    tmp_path, monkeypatch, capsys, arguments, told, form
+):
+    monkeypatch.setenv("CLARY_HOME", str(tmp_path))
+    monkeypatch.setenv("CLARY_ENGINE", "local")
+    monkeypatch.setattr(up, "find_running", lambda settings: FakeConnection(tmp_path))
+    assert main(["up", *arguments.split(), *form]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == f"clary: clary already runs at http://127.0.0.1:1 {told}\n"
+
+
+def test_a_service_in_the_foreground_prints_no_json(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CLARY_HOME", str(tmp_path / "new"))
+    monkeypatch.setattr(up.os, "execv", lambda *arguments: pytest.fail("it was started"))
+    assert main(["up", "--foreground", "--json"]) == 2
+    assert "--foreground" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

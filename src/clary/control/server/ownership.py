@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from clary.base.errors import EngineError, Fault, StoreError
 from clary.control.state_folder import StateFolder
@@ -72,9 +73,9 @@ class FolderOwner:
 
 @contextlib.contextmanager
 def sole_owner(folder: StateFolder) -> Iterator[FolderOwner]:
-    """Hold the folder's lock; raises EngineError if another service has it."""
+    """Hold the folder's lock; raises EngineError if another service has it, or if its file cannot be opened."""
     path = folder.root / "run" / "service.lock"
-    with path.open("a+b") as lock:  # a second service must not empty the file
+    with _opened(path, folder) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -87,6 +88,19 @@ def sole_owner(folder: StateFolder) -> Iterator[FolderOwner]:
         here = f"{socket.gethostname()}:{folder.root}:"
         ended = tuple(dict.fromkeys(name for name in names if name.startswith(here)))
         yield FolderOwner(path=path, name=f"{here}{secrets.token_hex(8)}", ended=ended)
+
+
+def _opened(path: Path, folder: StateFolder) -> BinaryIO:
+    """Open the lock's file; a folder to which only backups were copied has no `run` yet."""
+    try:
+        path.parent.mkdir(exist_ok=True)
+        return path.open("a+b")  # a second service must not empty the file
+    except OSError as error:
+        raise EngineError(
+            f"state folder {folder.root}: {error.filename} cannot be opened: {error.strerror}; name your state folder "
+            "with CLARY_HOME, and see that you may write there",
+            fault=Fault.USER,
+        ) from error
 
 
 class HeldLease:

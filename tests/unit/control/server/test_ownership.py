@@ -37,6 +37,21 @@ def test_a_second_service_of_a_folder_is_refused_until_the_first_has_ended(folde
         pass
 
 
+def test_a_state_folder_of_backups_alone_can_be_owned(tmp_path):
+    with sole_owner(StateFolder(tmp_path)) as owner:  # only backups were copied here: no service has made the rest
+        owner.settle()
+    assert (tmp_path / "run" / "service.lock").exists()
+
+
+def test_a_lock_that_cannot_be_opened_is_an_error_that_names_the_folder(tmp_path):
+    (tmp_path / "run").write_text("no folder")
+    for root in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(EngineError, match=f"state folder {root}: .* cannot be opened: ") as refused:  # noqa: SIM117
+            with sole_owner(StateFolder(root)):
+                pass
+        assert refused.value.fault is Fault.USER
+
+
 def test_a_refused_service_leaves_the_name_of_the_living_one_in_the_lock(folder):
     with sole_owner(folder) as living:
         living.settle()

@@ -5,7 +5,7 @@ Where: the page `rehearsals` of a job starts and cancels them; the server begins
 [Note: who runs a rehearsal]
 A separate process runs `clary rehearse`, the same command that the page shows. Its input may contain regular
 expressions that never finish and logs of any length, which must not block the service. The command needs the service,
-so the command cannot outlive it: it exits if the service does not answer, and a new service ends the process that an
+so it outlives it by two minutes at most: then it exits without an answer. A new service ends the process that an
 earlier service started. The service knows the names of both jobs beforehand, so it stops them however the process ends.
 """
 
