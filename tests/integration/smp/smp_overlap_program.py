@@ -1,4 +1,6 @@
-"""Averaging of gradients during backward passes, hooks, and replicas without a backward pass; run by test_smp_overlap.
+"""Averaging of gradients during backward passes, hooks, replicas without a backward pass, and buffers of replicas.
+
+Run by test_smp_overlap.
 
 On 2 ranks each replica is one rank, on 4 ranks each replica is a pipeline of two.
 """
@@ -9,7 +11,7 @@ import smdistributed.modelparallel.torch as smp
 import torch
 from smdistributed.modelparallel.torch.exceptions import ParallelError
 from smp_core_program import start, train_step
-from smp_models import SharedPerceptron, Winding, batch_of, loss_of, make
+from smp_models import Convolutions, SharedPerceptron, Winding, batch_of, loss_of, make
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -335,3 +337,77 @@ def test_replicas_at_different_steps_fail_at_once(rank, size):
     assert isinstance(error, ParallelError), repr(error)
     for words in (f"rank {smp.get_dp_group()[0]} has taken 0", f"rank {smp.get_dp_group()[1]} has taken 1"):
         assert words in str(error), str(error)
+
+
+def running(model):
+    """Return running statistics of every rank that has some, by rank."""
+    own = {name: one.clone() for name, one in model.local_named_buffers() if "running" in name or "batches" in name}
+    return [one for one in smp.allgather(own, smp.WORLD) if one]
+
+
+def test_replicas_take_the_buffers_of_the_first_one(rank, size):
+    """Each replica sees batches of its own, so running statistics differ unless they are shared."""
+    half = {"fp16": True} if size == 2 else {"bf16": True}
+    for keys in ({}, {"shard_optimizer_state": True}, half, {"sharded_data_parallel_degree": 2}):
+        if size > 2 and "sharded_data_parallel_degree" in keys:
+            continue  # not with pipelines
+        found = []
+        for shares in (True, False):
+            start(**config(size, **keys))
+            model, optimizer = wrapped(Convolutions, broadcast_buffers=shares)
+            for number in range(2):
+                optimizer.zero_grad()
+                train_step(model, *own_batch(Convolutions, number))
+                optimizer.step()
+            first, second = running(model)
+            assert len(first) == 3, first
+            is_alike = [torch.equal(first[name], second[name]) for name in first if "running" in name]
+            assert is_alike == [shares, shares], (keys, shares, is_alike)
+            found.append(first)
+        assert all(int(one["features.1.num_batches_tracked"]) == 8 for one in found), found
+
+
+def test_a_replica_without_a_backward_pass_takes_the_buffers_too(rank, size):
+    start(**config(size))
+    model, optimizer = wrapped(Convolutions)
+    for number in range(2):
+        optimizer.zero_grad()
+        inputs, targets = own_batch(Convolutions, number)
+        if smp.dp_rank() == 0:
+            evaluate(model, inputs)
+        else:
+            train_step(model, inputs, targets)
+        optimizer.step()
+        first, second = running(model)
+        assert all(torch.equal(first[name], second[name]) for name in first), number
+
+
+def test_replicas_with_buffers_at_different_steps_fail_at_once(rank, size):
+    start(**config(size))
+    model, optimizer = wrapped(Convolutions)
+    train_step(model, *own_batch(Convolutions, 0))
+    if smp.dp_rank() == 0:
+        optimizer.step()
+    error = failure_of(lambda: train_step(model, *own_batch(Convolutions, 1)))
+    assert isinstance(error, ParallelError), repr(error)
+
+
+def test_buffers_are_shared_without_smp_step_and_not_in_join(rank, size):
+    if size > 2:
+        return  # a model in a pipeline is only called in a step
+    start(**config(size))
+    model, optimizer = wrapped(Convolutions)
+    for number in range(2):
+        inputs, targets = own_batch(Convolutions, number)
+        optimizer.zero_grad()
+        loss_of(model(inputs), targets).backward()
+        optimizer.step()
+        first, second = running(model)
+        assert all(torch.equal(first[name], second[name]) for name in first), number
+    with model.join():
+        for number in range(1 + rank):
+            optimizer.zero_grad()
+            train_step(model, *own_batch(Convolutions, number))
+            optimizer.step()
+    first, second = running(model)
+    assert all(torch.equal(first[name], second[name]) for name in first)

@@ -64,6 +64,30 @@ def test_llama(rank, size):
     check(LlamaForCausalLM(LlamaConfig(**_SIZES, num_key_value_heads=2)), rank, size)
 
 
+def test_llama_made_with_eager_attention(rank, size):
+    """From transformers 4.48 on the name of the attention function is replaced, whatever it was."""
+    config = LlamaConfig(**_SIZES, num_key_value_heads=2)
+    config._attn_implementation = "eager"
+    check(LlamaForCausalLM(config), rank, size)
+
+
+def test_softcaps_and_attention_sinks_are_refused(rank, size):
+    from transformers import Gemma2Config, Gemma2ForCausalLM, GptOssConfig, GptOssForCausalLM  # not in older versions
+
+    heads = {**_SIZES, "num_key_value_heads": 2, "head_dim": 4}
+    for model, words in (
+        (Gemma2ForCausalLM(Gemma2Config(**heads)), "attn_logit_softcapping"),
+        (GptOssForCausalLM(GptOssConfig(**heads, num_local_experts=4)), "attention sinks"),
+    ):
+        told = None
+        try:
+            spread_sequences(model, TensorGroup(dist.group.WORLD, rank, size))
+        except ValueError as error:
+            told = str(error)
+        assert told is not None, words
+        assert words in told, told
+
+
 def test_llama_with_positions_scaled_by_the_length(rank, size):
     """All ranks use the frequencies of the whole sequence, whose length most ranks' positions do not reveal."""
     scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10.0}

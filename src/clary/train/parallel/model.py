@@ -84,6 +84,8 @@ class DistributedModel(ReducingModel):
         backward_passes_per_step: number of steps with a backward pass per reduction of gradients.
         average_grads_across_microbatches: see [Note: scale].
         bucket_cap_mb: size of a bucket of gradients that are averaged together, in MiB.
+        broadcast_buffers: whether replicas take the first one's persistent buffers, such as running means, before the
+            next step.
 
     Other arguments are accepted from scripts and have no effect.
     Raises: RuntimeError if the program already has a DistributedModel, or before `runtime.initialize`; ValueError for
@@ -123,6 +125,7 @@ class DistributedModel(ReducingModel):
             passes_per_step=backward_passes_per_step,
             bucket_bytes=int(bucket_cap_mb * _MEBIBYTE),
             overlaps=overlapping_allreduce,
+            shares_buffers=broadcast_buffers,
         )
         # Weak references: if the root was replaced, only the script may hold the old root.
         self.originals = (weakref.ref(module), weakref.ref(replaced.root))

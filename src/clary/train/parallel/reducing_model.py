@@ -1,6 +1,10 @@
 """A model whose replicas average gradients: it tracks gradients, and averages them by a sum or by a script's hook.
 
 Where: base class of `DistributedModel`; before a step the optimizer calls its `settle_gradients`.
+
+[Note: buffers] Replicas share buffers right after gradients, when all have met and are known to be at the same step. If
+they do not meet there, because the optimizer reduces gradients or this rank trains no parameter, they do so after the
+optimizer's step. In `join` replicas may be at different steps, and share no buffers.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from clary.train.parallel.layout.mesh import Along
 from clary.train.parallel.mistakes.changes import Watched, refuse_newly_trained
 from clary.train.parallel.misuse import NO_BACKWARD, Passes, refuse_untouched
 from clary.train.parallel.reduce.buckets import Replicated
+from clary.train.parallel.reduce.buffers import SharedBuffers
 from clary.train.parallel.reduce.hooks import CommunicationHook, Hook
 from clary.train.parallel.reduce.joining import joining
 from clary.train.parallel.reduce.ordered import OrderedSums
@@ -39,6 +44,8 @@ class ReducingModel(StatefulModel):
         passes_per_step: number of steps with a backward pass per reduction.
         bucket_bytes: size of a bucket of gradients, in bytes.
         overlaps: whether buckets are sent during the backward pass.
+        shares_buffers: whether replicas take the first one's buffers with every reduction, and so before the next
+            step's forward pass.
     """
 
     def __init__(
@@ -50,11 +57,14 @@ class ReducingModel(StatefulModel):
         passes_per_step: int,
         bucket_bytes: int,
         overlaps: bool,
+        shares_buffers: bool,
     ) -> None:
         super().__init__(module, runtime)
         self._is_sharded = runtime.configuration.sharded_data_parallel_degree > 1
         self._averages, self._passes_per_step = averages, passes_per_step
         self._bucket_bytes, self._overlaps = bucket_bytes, overlaps
+        self._shares_buffers = shares_buffers
+        self._buffers_of_replicas: SharedBuffers | None = None  # set once modules have their ranks
         self.num_steps = 0  # number of the optimizer's steps
         self._num_passes = 0  # steps with a backward pass since the last reduction
         self._has_gradients = False  # whether this step has computed gradients
@@ -138,6 +148,7 @@ class ReducingModel(StatefulModel):
             return  # the optimizer reduces to the ranks that hold its state
         assert self._reducer is not None
         self._reducer.reduce()
+        self._share_buffers(with_gradients=True)
 
     def settle_gradients(self) -> bool:
         """Average this replica's unreduced gradients, or join the other replicas' average. All ranks call it.
@@ -149,7 +160,11 @@ class ReducingModel(StatefulModel):
             return True
         if self._reducer is None or self._runtime.configuration.shard_optimizer_state:
             return False
-        return self._reducer.settle()
+        has_met = self._reducer.has_met
+        is_any = self._reducer.settle()
+        if is_any and not has_met:
+            self._share_buffers(with_gradients=True)
+        return is_any
 
     def check_backward(self, *, have_gradients: bool) -> None:
         """Check that there are gradients if the model was called for training.
@@ -173,6 +188,7 @@ class ReducingModel(StatefulModel):
         self._has_gone = Passes()
         if self._reducer is not None:
             self._reducer.count_step()
+        self._share_buffers(with_gradients=False)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear all gradients, including those of shards and masters."""
@@ -206,6 +222,9 @@ class ReducingModel(StatefulModel):
             trained = self._make_reducer(are_equal=False)
         self._hook_handles += self._listen(trained)
         self._watched = Watched(self.inner)
+        if self._shares_buffers:
+            group = self._runtime.groups.process_group(Along.RDP)
+            self._buffers_of_replicas = SharedBuffers(self.local_modules(), group)
 
     def follow_changes(self) -> None:
         """Track the gradients of newly trained parameters that were frozen before. All ranks call it.
@@ -297,6 +316,18 @@ class ReducingModel(StatefulModel):
                 f"{name}: with sharded data parallelism or shard_optimizer_state, gradients are reduced only "
                 "to the ranks that update the parameters, and not averaged; leave it out"
             )
+
+    def _share_buffers(self, *, with_gradients: bool) -> None:
+        """Take the first replica's buffers, once a step; see [Note: buffers].
+
+        Args:
+            with_gradients: whether replicas have just reduced gradients; else they have just stepped.
+        """
+        if self._buffers_of_replicas is None or self.is_joined:
+            return
+        meets = self.sharded is None and self._reducer is not None and self._reducer.meets
+        if with_gradients == (meets and not self._runtime.configuration.shard_optimizer_state):
+            self._buffers_of_replicas.share()
 
     def _make_replicas_equal(self, source: int) -> None:
         """Copy the values of one replica, given by its rank in each group, to all replicas."""

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import math
 
 import torch
@@ -163,8 +164,8 @@ def test_novograd_equals_its_formula_with_every_option():
 
 
 def test_loaded_states_continue_bit_by_bit():
-    for kind in (FusedLAMB, FusedNovoGrad):
-        params, optimizer = train(kind, {"lr": 0.05})
+    for kind, dtype in itertools.product((FusedLAMB, FusedNovoGrad), (torch.float32, torch.bfloat16)):
+        params, optimizer = train(kind, {"lr": 0.05}, dtype)
         file = io.BytesIO()
         torch.save(optimizer.state_dict(), file)
         file.seek(0)
@@ -172,11 +173,26 @@ def test_loaded_states_continue_bit_by_bit():
         other = kind(groups(again), lr=0.05)
         other.load_state_dict(torch.load(file))
         for both in (params, again):
-            for parameter, grad in zip(both, gradients(9), strict=True):
+            for parameter, grad in zip(both, gradients(9, dtype), strict=True):
                 parameter.grad = grad.clone()
         optimizer.step()
         other.step()
-        assert all(torch.equal(one, two) for one, two in zip(params, again, strict=True)), kind
+        assert all(torch.equal(one, two) for one, two in zip(params, again, strict=True)), (kind, dtype)
+        for one, two in zip(params, again, strict=True):
+            for name, expected in optimizer.state[one].items():
+                assert other.state[two][name].dtype == torch.float32, (kind, dtype, name)
+                assert torch.equal(other.state[two][name], expected), (kind, dtype, name)
+
+
+def test_a_state_that_was_rounded_to_16_bits_is_widened_on_loading():
+    for kind in (FusedLAMB, FusedNovoGrad):
+        params, optimizer = train(kind, {"lr": 0.05}, torch.bfloat16)
+        saved = optimizer.state_dict()
+        for state in saved["state"].values():
+            state["exp_avg"] = state["exp_avg"].bfloat16()
+        other = kind(groups(copy.deepcopy(params)), lr=0.05)
+        other.load_state_dict(saved)
+        assert all(state["exp_avg"].dtype == torch.float32 for state in other.state.values()), kind
 
 
 def test_16_bit_parameters_are_updated_in_32_bits():

@@ -26,6 +26,21 @@ class NormedOptimizer(torch.optim.Optimizer):
         self.norms = Norms()
         self._drops = set_grad_none
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, in at least 32 bits: torch would round it to the dtypes of 16-bit parameters."""
+        super().load_state_dict(state_dict)
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        parameters = [one for group in self.param_groups for one in group["params"]]
+        for number, parameter in zip(numbers, parameters, strict=True):
+            loaded = self.state.get(parameter, {})
+            for name, saved in state_dict["state"].get(number, {}).items():
+                rounded = loaded.get(name)
+                if not isinstance(saved, torch.Tensor) or not isinstance(rounded, torch.Tensor):
+                    continue
+                if rounded.is_floating_point() and widened([rounded])[0] is not rounded:
+                    wide = widened([saved])[0].dtype
+                    loaded[name] = saved.to(device=rounded.device, dtype=wide, copy=True)
+
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Clear gradients; `set_to_none` overrides `set_grad_none`."""
         super().zero_grad(set_to_none=self._drops if set_to_none is None else set_to_none)

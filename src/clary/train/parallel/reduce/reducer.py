@@ -61,6 +61,16 @@ class GradientReducer:
         self._handles: list[Any] = []
         self._fill([one for one in self._parameters if dist.get_world_size(one.group) > 1])
 
+    @property
+    def meets(self) -> bool:
+        """Whether `reduce` and `settle` meet other ranks; without parameters to average they do nothing."""
+        return self._point is not None
+
+    @property
+    def has_met(self) -> bool:
+        """Whether this rank has met the others since the last step of the optimizer."""
+        return self._has_met
+
     def set_hook(self, hook: CommunicationHook, num_ranks: int) -> None:
         """Set the hook that averages the buckets of groups of `num_ranks` ranks, even if this is one rank.
 

@@ -13,6 +13,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from clary.train.parallel.tensor.autocast import cast_as_autocast
 from clary.train.parallel.tensor.collectives import (
     TensorGroup,
     reduce_scatter,
@@ -94,7 +95,7 @@ def apply_columns(hidden: torch.Tensor, layers: Sequence[ColumnLinear], layout: 
         layers: each returns [M, S, out/T].
     """
     if layout.is_split and layout.group.size > 1:
-        hidden, *weights = _autocast([hidden, *(layer.weight for layer in layers)])
+        hidden, *weights = cast_as_autocast([hidden, *(layer.weight for layer in layers)])
         products = _GatheredProducts.apply(hidden, layout.group, *weights)
         return [
             product if layer.bias is None else product + layer.bias.to(product.dtype)
@@ -126,11 +127,3 @@ class _GatheredProducts(torch.autograd.Function):
             whole = gather_columns(hidden, ctx.group, -1).flatten(0, -2)
             of_weights = [gradient.flatten(0, -2).t() @ whole for gradient in gradients]
         return of_input, None, *of_weights
-
-
-def _autocast(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Cast tensors to autocast's dtype, since autocast does not apply inside an autograd function."""
-    kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
-        return tensors
-    return [tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors]

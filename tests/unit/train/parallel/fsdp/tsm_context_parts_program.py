@@ -1,13 +1,21 @@
 """The layout of sequences, and blocks of attention, in one process."""
 
+from functools import partial
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
+from torch import nn
+from torch.nn import functional
 
-from clary.train.parallel.fsdp.context import blocks
+from clary.train.parallel.fsdp.context import blocks, flash_calls
 from clary.train.parallel.fsdp.context.batches import part_of_batch
 from clary.train.parallel.fsdp.context.blocks import block_backward, block_forward, merge
+from clary.train.parallel.fsdp.context.interception import Context, attend_for_transformers
 from clary.train.parallel.fsdp.context.layout import chunks_of, positions_of, visible, whole_order
+from clary.train.parallel.fsdp.context.ring import attend_in_ring
+from clary.train.parallel.fsdp.context.spreading import spread_sequences
+from clary.train.parallel.tensor.collectives import TensorGroup
 
 
 def test_parts_equal_those_that_scripts_cut():
@@ -106,6 +114,43 @@ def test_queries_without_a_visible_key_in_a_block_are_left_unchanged():
     assert not merge(far, far)[0].isnan().any()
 
 
+def ring_and_torch_under_autocast(query, key, value, weights, window):
+    """Return outputs and gradients of the ring and of torch's attention under bfloat16 autocast."""
+    length = query.shape[2]
+    distance = torch.arange(length).unsqueeze(1) - torch.arange(length)
+    mask = (distance >= 0) & (distance < (window or length))
+    ring = partial(attend_in_ring, group=TensorGroup(None, 0, 1), scale=0.3, window=window)
+    whole = partial(functional.scaled_dot_product_attention, scale=0.3, attn_mask=mask)
+    results = []
+    for attended in (ring, whole):
+        inputs = [one.clone().requires_grad_() for one in (query, key, value)]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = attended(*inputs)
+            (out.float() * weights).sum().backward()
+        assert out.dtype == torch.bfloat16
+        results.append([out.detach().float(), *(one.grad for one in inputs)])
+    return results
+
+
+def test_the_ring_is_as_exact_under_autocast_as_the_attention_of_torch():
+    """Checks torch's kernel, and with a window the scores that this package computes itself."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value, weights = (torch.randn(2, 3, 32, 16, generator=generator) * 2 for _ in range(4))
+    distance = torch.arange(32).unsqueeze(1) - torch.arange(32)
+    for window in (None, 9):
+        inputs = [one.clone().requires_grad_() for one in (query, key, value)]
+        scores = inputs[0] @ inputs[1].transpose(-1, -2) * 0.3
+        hidden = (distance < 0) | (distance >= (window or 32))
+        exact = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ inputs[2]
+        (exact * weights).sum().backward()
+        expected = [exact.detach(), *(one.grad for one in inputs)]
+        ring, whole = (
+            [float((one - other).norm() / other.norm()) for one, other in zip(found, expected, strict=True)]
+            for found in ring_and_torch_under_autocast(query, key, value, weights, window)
+        )
+        assert all(one < 1.5 * other for one, other in zip(ring, whole, strict=True)), (window, ring, whole)
+
+
 def test_gpu_kernels_accept_the_arguments_that_attention_passes():
     """Checks shapes and arguments only, because there is no GPU here."""
     kept, blocks._KERNEL_DTYPES = blocks._KERNEL_DTYPES, {"meta": (torch.bfloat16,)}
@@ -120,6 +165,112 @@ def test_gpu_kernels_accept_the_arguments_that_attention_passes():
         assert blocks._kernel(query, 5) is None
     finally:
         blocks._KERNEL_DTYPES = kept
+
+
+class Attention(nn.Module):
+    """Asks for attention as modules of transformers 4.48 and newer do."""
+
+    def __init__(self, **configured):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(4, 4) for _ in range(3))
+        self.config = SimpleNamespace(**configured)
+
+
+class Model(nn.Module):
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, input_ids=None, position_ids=None):
+        return input_ids
+
+
+def told(call):
+    """Return the words of a ValueError, or the result of the call."""
+    try:
+        return call()
+    except ValueError as error:
+        return str(error)
+
+
+def test_attention_of_transformers_that_parts_do_not_support_is_refused_in_the_call():
+    module = Attention()
+    vars(module)["_clary_context"] = Context(TensorGroup(None, 0, 1), "p2p")
+    one = torch.randn(1, 2, 6, 4)
+    known = {"position_ids": torch.arange(6), "num_items_in_batch": torch.tensor(3), "output_attentions": False}
+    expected = functional.scaled_dot_product_attention(one, one, one, is_causal=True).transpose(1, 2)
+    for given in ({}, known, {"softcap": None, "s_aux": None, "is_causal": True, "head_mask": None, "softmax": "x"}):
+        torch.testing.assert_close(attend_for_transformers(module, one, one, one, **given)[0], expected)
+    for given, words in (
+        ({"softcap": 2.0}, "a softcap of scores (softcap = 2.0)"),
+        ({"s_aux": one}, "attention sinks (s_aux)"),
+        ({"is_causal": False}, "attention that is not causal"),
+        ({"position_bias": one}, "a bias of scores (position_bias)"),
+        ({"head_mask": one}, "a mask of heads (head_mask)"),
+        ({"sinks": one}, "a tensor sinks"),
+        ({"cu_seq_lens": {"q": [one]}}, "a tensor cu_seq_lens"),
+    ):
+        found = told(lambda given=given: attend_for_transformers(module, one, one, one, **given))
+        assert isinstance(found, str), given
+        assert f"Attention asked for {words}" in found, found
+    module.is_causal = False
+    assert "not causal" in told(lambda: attend_for_transformers(module, one, one, one))
+    attend_for_transformers(module, one, one, one, is_causal=True)
+
+
+def test_attention_that_parts_do_not_support_is_refused_before_training():
+    def with_sinks():
+        module = Attention()
+        module.sinks = nn.Parameter(torch.zeros(2))
+        return module
+
+    def looking_ahead():
+        module = Attention()
+        module.is_causal = False
+        return module
+
+    group = TensorGroup(None, 0, 1)
+    for attention, words in (
+        (Attention(attn_logit_softcapping=50.0), "attn_logit_softcapping = 50.0"),
+        (Attention(use_bidirectional_attention=True), "use_bidirectional_attention = True"),
+        (Attention(layer_types=["full_attention", "chunked_attention"]), "layers of chunked_attention"),
+        (Attention(attention_chunk_size=8), "attention_chunk_size = 8"),
+        (with_sinks(), "attention sinks (sinks)"),
+        (looking_ahead(), "is_causal = False"),
+    ):
+        before = type(attention)
+        found = told(lambda attention=attention: spread_sequences(Model(attention), group))
+        assert isinstance(found, str), words
+        assert words in found, found
+        assert type(attention) is before
+    configured = {
+        "attn_logit_softcapping": None,
+        "use_bidirectional_attention": False,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "attention_chunk_size": 8,
+    }
+    model = Model(Attention(**configured))
+    assert told(lambda: spread_sequences(model, group)) is model
+
+
+def test_calls_of_flash_attn_with_packed_sequences_or_a_softcap_are_refused():
+    class Attending:
+        def attend(self, query, key, value, **_):
+            return value
+
+    one = torch.randn(1, 4, 2, 4)
+    given = {"query_states": one, "key_states": one, "value_states": one, "position_ids": torch.arange(4)}
+    assert torch.equal(flash_calls._attend(Attending(), given), one)
+    for more, words in (
+        ({"softcap": 30.0}, "softcap = 30.0"),
+        ({"is_causal": False}, "not causal"),
+        ({"cu_seq_lens_q": torch.tensor([0, 2, 4])}, "cu_seq_lens_q"),
+        ({"kwargs": {"s_aux": one, "cache_position": one}}, "for a tensor s_aux;"),
+        ({"attention_mask": one}, "with a mask"),
+    ):
+        found = told(lambda more=more: flash_calls._attend(Attending(), {**given, **more}))
+        assert isinstance(found, str), more
+        assert words in found, found
 
 
 def test_batches_are_cut_by_the_state():
@@ -137,7 +288,6 @@ def test_batches_are_cut_by_the_state():
 
 def test_groups_of_transformer_engine_are_set():
     import torch.distributed as dist
-    from torch import nn
 
     from clary.train.parallel.fsdp.context.setup import setup_transformer_engine_cp_groups
 

@@ -1,5 +1,7 @@
 """Routing of tokens, the layout of experts over ranks, and states of listed experts, in one process."""
 
+import itertools
+
 import torch
 from torch import nn
 
@@ -142,6 +144,82 @@ class Listed(nn.Module):
         self.top_k = 2
         self.gate = nn.Linear(4, 4, bias=False)
         self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def weigh(self, logits):
+        best, experts = logits.softmax(-1).topk(self.top_k, dim=-1)
+        return best / best.sum(-1, keepdim=True), experts
+
+    def forward(self, hidden):
+        rows = hidden.view(-1, hidden.shape[-1])
+        logits = self.gate(rows)
+        weights, experts = self.weigh(logits)
+        total = torch.zeros_like(rows)
+        for number, expert in enumerate(self.experts):
+            token, choice = torch.where(experts == number)
+            total = total.index_add(0, token, expert(rows[token]) * weights[token, choice, None])
+        return total.view(hidden.shape), logits
+
+
+def unscaled(block, logits):
+    return logits.softmax(-1).topk(block.top_k, dim=-1)
+
+
+def sigmoid(block, logits):
+    best, experts = logits.sigmoid().topk(block.top_k, dim=-1)
+    return best / best.sum(-1, keepdim=True), experts
+
+
+def second_without_the_first(block, logits):
+    """Choose as PhiMoE does: each expert's weight is its share among the experts that are left."""
+    first, best = logits.softmax(-1).max(-1, keepdim=True)
+    second, next_best = logits.scatter(-1, best, -torch.inf).softmax(-1).max(-1, keepdim=True)
+    return torch.cat((first, second), -1), torch.cat((best, next_best), -1)
+
+
+def corrected(block, logits):
+    scores = logits.softmax(-1)
+    experts = (scores + block.correction).topk(block.top_k, dim=-1).indices
+    best = scores.gather(-1, experts)
+    return best / best.sum(-1, keepdim=True), experts
+
+
+def failing(block, logits):
+    raise RuntimeError("no kernel for this device")
+
+
+def test_layers_with_routing_of_another_formula_are_refused():
+    for device, weigh in itertools.product(
+        ("cpu", "meta"), (unscaled, sigmoid, second_without_the_first, corrected, failing)
+    ):
+
+        class Other(Listed):
+            pass
+
+        Other.weigh = weigh
+        with torch.device(device):
+            block = Other()
+        block.register_buffer("correction", torch.zeros(4, device=device))
+        found = None
+        try:
+            spread_experts(nn.Sequential(block), TensorGroup(None, 0, 2), MoEConfig())
+        except ValueError as error:
+            found = str(error)
+        assert found is not None, (device, weigh)
+        words = "no kernel for this device" if weigh is failing else "chooses or weighs experts by another formula"
+        assert "0 is a Other, wh" in found, found
+        assert words in found, found
+        assert type(block) is Other
+        assert block.training
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    with torch.device("meta"):
+        block = Listed()
+    spread_experts(nn.Sequential(block), TensorGroup(None, 0, 2), MoEConfig())
+    assert isinstance(block, MoELayer)
+    assert block.training
+    assert block.gate.training
+    assert block.gate.weight.is_meta
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_listed_experts_keep_the_numbers_of_the_whole_layer():

@@ -22,7 +22,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from clary.train.parallel.fsdp.context.refusals import refuse_call
+
 NAME = "_flash_attention_forward"
+_USED = {"query_states", "key_states", "value_states", "kwargs"}  # arguments that hold tensors, or other arguments
 _running = threading.local()
 
 
@@ -105,22 +108,15 @@ def _asking(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
 def _attend(attending: Attending, given: Mapping[str, Any]) -> torch.Tensor:
     """Call `attending` with flash-attn's arguments; return [B, S, H, D], as flash-attn does.
 
-    Raises: ValueError for a mask, a softcap, or attention that is not causal.
+    Raises: ValueError for a mask, a softcap, attention that is not causal, or other tensors.
     """
-    refused = [
-        words
-        for words, is_so in (
-            ("with a mask", given.get("attention_mask") is not None),
-            ("without is_causal", not given.get("is_causal", True)),
-            (f"with a softcap of {given.get('softcap')}", given.get("softcap") is not None),
-        )
-        if is_so
-    ]
-    if refused:
+    if given.get("attention_mask") is not None:
         raise ValueError(
-            f"context parallelism: {NAME} was called {' and '.join(refused)}; only causal attention "
-            "without a mask is supported for parts of sequences"
+            f"context parallelism: {NAME} was called with a mask; only causal attention without a mask is supported "
+            "for parts of sequences"
         )
+    others = {name: value for name, value in {**given, **given.get("kwargs", {})}.items() if name not in _USED}
+    refuse_call(NAME, {"softcap": given.get("softcap")}, others, is_causal=bool(given.get("is_causal", True)))
     query, key, value = (given[name].transpose(1, 2) for name in ("query_states", "key_states", "value_states"))
     window = given.get("sliding_window")
     out = attending.attend(

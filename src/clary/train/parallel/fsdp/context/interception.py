@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from clary.train.parallel.fsdp.context import flash_calls
 from clary.train.parallel.fsdp.context.gathered import attend_gathered
+from clary.train.parallel.fsdp.context.refusals import refuse_call
 from clary.train.parallel.fsdp.context.ring import attend_in_ring
 from clary.train.parallel.tensor.collectives import TensorGroup
 
@@ -114,7 +115,12 @@ def attend_for_transformers(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    **_: Any,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+    position_bias: torch.Tensor | None = None,
+    head_mask: torch.Tensor | None = None,
+    **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Serve as one of transformers' attention functions; returns [B, S, H, D].
 
@@ -126,8 +132,13 @@ def attend_for_transformers(
         scaling: factor of the scores; None is 1 / sqrt(D).
         dropout: probability with which attention weights are dropped.
         sliding_window: number of positions that a query sees, its own and earlier positions; None for all.
+        is_causal: None for the module's own `is_causal`; False is refused, as are softcap, s_aux, position_bias and
+            head_mask.
+        others: keywords that do not change attention; see `refusals` for tensors among them.
 
-    Raises: RuntimeError if the module belongs to a model that is not spread.
+    Raises:
+        RuntimeError: the module belongs to a model that is not spread.
+        ValueError: the caller asks for attention that parts of sequences do not support.
     """
     context = vars(module).get(_MARK)
     if context is None:
@@ -135,6 +146,12 @@ def attend_for_transformers(
             f"{type(module).__name__} shares its configuration with a model that is spread over a context group, and "
             "is not spread itself: give each model a configuration of its own"
         )
+    refuse_call(
+        type(module).__name__,
+        {"softcap": softcap, "s_aux": s_aux, "position_bias": position_bias, "head_mask": head_mask},
+        others,
+        is_causal=bool(getattr(module, "is_causal", True) if is_causal is None else is_causal),
+    )
     out = context.attend(query, key, value, scale=scaling, window=sliding_window, dropout_prob=dropout)
     return out.transpose(1, 2).contiguous(), None
 

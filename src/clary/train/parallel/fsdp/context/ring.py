@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from clary.train.parallel.fsdp.context.blocks import Block, block_backward, block_forward, merge
 from clary.train.parallel.fsdp.context.layout import positions_of, visible
+from clary.train.parallel.tensor.autocast import cast_as_autocast, exact
 from clary.train.parallel.tensor.collectives import TensorGroup
 
 
@@ -41,10 +42,13 @@ def attend_in_ring(
 ) -> torch.Tensor:
     """Return causal attention of this rank's queries to all keys, [B, H, S, D]. Every rank of the group calls it.
 
+    Under autocast inputs are cast to its dtype, as for torch's attention; scores and sums stay in float32 or wider.
+
     Args:
         query: [B, H, S, D]; `key` and `value`: [B, G, S, D].
         window: number of positions that a query sees, its own and earlier positions; None for all.
     """
+    query, key, value = cast_as_autocast((query, key, value))
     settings = _Settings(group, scale, window)
     attended: torch.Tensor = _Ring.apply(query.contiguous(), torch.stack((key, value)), settings)
     return attended
@@ -56,7 +60,8 @@ class _Ring(torch.autograd.Function):
         held, block = both, None
         for source, moving in _turns(settings.group):
             sent = _send_on(held, settings.group) if moving else None
-            block = _with_keys(query, held, source, settings, block)
+            with exact(query):
+                block = _with_keys(query, held, source, settings, block)
             if sent is not None:
                 held = sent.wait()
         assert block is not None  # the first turn has this rank's keys
@@ -76,7 +81,8 @@ class _Ring(torch.autograd.Function):
         coming: _Sent | None = None
         for source, moving in _turns(group):
             sent = _send_on(held, group) if moving else None
-            added = _gradients(query_gradient, (gradient.contiguous(), query, held, out, sums), source, settings)
+            with exact(query):
+                added = _gradients(query_gradient, (gradient.contiguous(), query, held, out, sums), source, settings)
             total = added if coming is None else coming.wait() + added
             coming = _send_on(total, group)
             if sent is not None:

@@ -29,6 +29,7 @@ from clary.train.parallel.fsdp.context.interception import (
     put_in,
 )
 from clary.train.parallel.fsdp.context.layout import positions_of
+from clary.train.parallel.fsdp.context.refusals import refuse_modules
 from clary.train.parallel.fsdp.context.rotary import lengthen
 from clary.train.parallel.tensor.collectives import TensorGroup
 
@@ -65,6 +66,7 @@ def spread_sequences(model: nn.Module, group: TensorGroup, communication: str = 
             f"{' and no '.join(sorted(missing))}, which it needs to know where this rank's part of a "
             "sequence lies"
         )
+    refuse_modules(attentions)
     for attention in attentions:
         window = getattr(getattr(attention, "config", None), "sliding_window", None)
         if window is not None and not hands_window_over(attention):

@@ -4,7 +4,8 @@
 transformers' Mixtral and in models written like it. `gate` is a linear layer, or a module that returns logits, weights
 and experts (transformers 5). `experts` is a list of modules, each a function of rows (before transformers 5), or has
 the parameters `gate_up_proj` [E, 2 I, D] and `down_proj` [E, D, I] and the function `act_fn`. The number of experts per
-token is `top_k` of the mixture or its gate.
+token is `top_k` of the mixture or its gate. A token goes to its best experts by the softmax of the logits, which also
+weighs them: `trial` tries it with the mixture's own code.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import nn
 from clary.train.parallel.fsdp.cuts import Cut, mark
 from clary.train.parallel.fsdp.experts.configuration import MoEConfig
 from clary.train.parallel.fsdp.experts.layer import FusedExperts, ListedExperts, MoELayer, OwnExperts, Spread
+from clary.train.parallel.fsdp.experts.trial import try_routing
 from clary.train.parallel.fsdp.layers.classes import become
 from clary.train.parallel.tensor.collectives import TensorGroup, first_values
 
@@ -37,8 +39,8 @@ def spread_experts(
             are in memory afterwards. If False, each rank keeps a part of its own model's experts: all ranks must have
             made the model from the same seed, or from the same files.
 
-    Raises: ValueError if the model has no layer of experts, a layer of another structure, or a number of experts that
-        the group does not divide; the model is unchanged then.
+    Raises: ValueError if the model has no layer of experts, a layer of another structure or with routing by another
+        formula, or a number of experts that the group does not divide; the model is unchanged then.
     """
     blocks = [(name, module) for name, module in model.named_modules() if _looks_like_block(module)]
     if not blocks:
@@ -85,7 +87,7 @@ def _check(name: str, block: nn.Module, group: TensorGroup) -> None:
             f"{ {key: tuple(one.shape) for key, one in experts.named_parameters()} }; expected a ModuleList, or "
             "gate_up_proj [E, 2 I, D] and down_proj [E, D, I] with act_fn"
         )
-    _top_k(name, block)
+    top_k = _top_k(name, block)
     known = {key for key, _ in gate.named_parameters()} | {key for key, _ in gate.named_buffers()}
     if "weight" not in known or not known <= {"weight", "bias"}:
         raise ValueError(
@@ -99,6 +101,7 @@ def _check(name: str, block: nn.Module, group: TensorGroup) -> None:
         raise ValueError(
             f"{name} has {num_experts} experts, no multiple of expert_parallel_degree, which is {group.size}"
         )
+    try_routing(name, block, num_experts, top_k)
 
 
 def _is_fused(experts: nn.Module) -> bool:
