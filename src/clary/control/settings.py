@@ -144,7 +144,8 @@ class Settings:
     )
     public_buckets: tuple[str, ...] = _texts(
         "public buckets of AWS that are read through the service, by anyone with a key, if no bucket of the name "
-        "exists here: names with `*` for any characters; nothing is stored; of no effect without setting internet",
+        "exists here: names with `*` for any characters and {region} for a region of AWS; nothing is stored; of no "
+        "effect without setting internet",
         check_pattern,
         default=SAMPLE_BUCKETS,
     )
@@ -363,9 +364,12 @@ class Settings:
         return Path(self.home).expanduser().absolute()
 
     @property
-    def resolved_database_url(self) -> str:
-        """The database URL, with the default filled in."""
-        return self.database_url or f"sqlite:///{self.home_folder / 'clary.db'}"
+    def resolved_database(self) -> str | Path:
+        """The database: its URL if that is set, otherwise the file in the state folder.
+
+        The file is no URL, because `%` and `?` in the name of a folder have another meaning there.
+        """
+        return self.database_url or self.home_folder / "clary.db"
 
 
 FIELDS = tuple(fields(Settings))

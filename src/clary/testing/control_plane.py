@@ -193,7 +193,7 @@ class ControlPlane:
             last_alive_at: last sign of life of the service before this one, as its lease shows it.
         """
         clock = clock or FakeClock()
-        store = await Store.open(f"sqlite:///{home / 'clary.db'}")
+        store = await Store.open(home / "clary.db")
         logs = LogStore(home / "logs", clock=clock)
         try:
             plane = cls(

@@ -8,6 +8,7 @@ import pytest
 
 from clary.base.errors import ContractError, Fault
 from clary.control.settings import FIELDS, Settings, load_settings, type_of, variable_of
+from clary.control.store.database import parse_url
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -45,8 +46,15 @@ def test_a_relative_home_is_relative_to_the_working_directory(monkeypatch, tmp_p
 
 
 def test_the_database_is_in_the_state_folder_unless_the_url_is_set(load, tmp_path):
-    assert load().resolved_database_url == f"sqlite:///{tmp_path}/clary.db"
-    assert load(CLARY_DATABASE_URL="postgresql://db/x").resolved_database_url == "postgresql://db/x"
+    assert parse_url(load().resolved_database) == parse_url(f"sqlite:///{tmp_path}/clary.db")
+    assert load(CLARY_DATABASE_URL="postgresql://db/x").resolved_database == "postgresql://db/x"
+
+
+# With a meaning in a URL: `%20`, `?` and `#`.
+@pytest.mark.parametrize("name", ["a%20b", "100%", "why?", "x?mode=memory#y", "a b+c:d@e", "\u00fc%2F", "\udcff%"])
+def test_a_state_folder_of_any_name_has_its_database_within(tmp_path, name):
+    url = parse_url(load_settings({"CLARY_HOME": str(tmp_path / name)}).resolved_database)
+    assert (url.database, dict(url.query)) == (str(tmp_path / name / "clary.db"), {})
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ async def open_foundations(
     ports = choose_ports(settings, _former_service(folder))
     object_store, embedded = await _object_store(stack, settings, folder, secrets, leave=leave)
     life = DatabaseLife(folder.root, keep=settings.num_backups, begins_anew=begins_anew)
-    store = await Store.open(settings.resolved_database_url, life=life)
+    store = await Store.open(settings.resolved_database, life=life)
     stack.push_async_callback(store.close)
     lease = await stack.enter_async_context(database_lease(store, owner, leave))
     logs = LogStore(folder.logs, retention_days=settings.log_retention_days)

@@ -38,11 +38,13 @@ _FOLDER_MODE = 0o700
 _REPEATABLE_STATES = frozenset({"40P01", "40001"})
 
 
-def parse_url(database_url: str) -> URL:
-    """Return the URL with its driver filled in.
+def parse_url(database_url: str | Path) -> URL:
+    """Return the URL with its driver filled in; a path is the file of a SQLite, whatever characters it has.
 
     Raises: StoreError for text that is no URL, an in-memory SQLite, or another kind of database.
     """
+    if isinstance(database_url, Path):
+        return URL.create("sqlite+pysqlite", database=str(database_url))
     try:
         url = make_url(database_url)
     except ArgumentError as error:

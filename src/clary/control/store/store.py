@@ -90,11 +90,12 @@ class Store:
         self.training = TrainingRecords(read=self._read, write=self._write)  # findings of programs about their training
 
     @classmethod
-    async def open(cls, database_url: str, *, life: DatabaseLife | None = None) -> Store:
+    async def open(cls, database_url: str | Path, *, life: DatabaseLife | None = None) -> Store:
         """Open a database, create or migrate its tables, and start the threads.
 
         Args:
-            database_url: `sqlite:///PATH`, `postgresql://...` or `postgresql+psycopg://...`.
+            database_url: `sqlite:///PATH`, `postgresql://...` or `postgresql+psycopg://...`; a path is the file of a
+                SQLite.
             life: the state folder's record of its database; None accepts any database, also a new one.
 
         Raises: StoreError for an invalid URL, and for a database that cannot be reached, is damaged, is not the
@@ -103,7 +104,7 @@ class Store:
         return await asyncio.to_thread(cls._open, database_url, life)
 
     @classmethod
-    def _open(cls, database_url: str, life: DatabaseLife | None) -> Store:
+    def _open(cls, database_url: str | Path, life: DatabaseLife | None) -> Store:
         url = parse_url(database_url)
         place = url.render_as_string(hide_password=True)
         file = Path(str(url.database)) if url.get_backend_name() == "sqlite" else None

@@ -103,7 +103,7 @@ def _connected(world: FaultWorld) -> Iterator[tuple[Any, str]]:
         except psycopg.Error as error:
             raise OSError(f"PostgreSQL: {error}") from error
         return
-    url = f"file:{world.home / DATABASE}?mode=rw"
+    url = f"{(world.home / DATABASE).absolute().as_uri()}?mode=rw"
     try:
         with contextlib.closing(sqlite3.connect(url, uri=True, timeout=LOCK_TIMEOUT_S, isolation_level=None)) as file:
             file.execute("BEGIN IMMEDIATE")

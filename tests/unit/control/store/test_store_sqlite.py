@@ -227,6 +227,16 @@ async def test_a_url_that_cannot_work_is_refused_with_a_message(url: str, words:
         await Store.open(url)
 
 
+@pytest.mark.parametrize("name", ["%41 state", "state?mode=memory"])
+async def test_a_path_is_the_file_whatever_characters_it_has(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    store = await Store.open(tmp_path / name / "clary.db")
+    await store.create_job(make_job("j"), {})
+    await store.close()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name / "clary.db").stat().st_size > 0
+
+
 async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "clary.db"
     path.write_bytes(b"not a database at all" * 100)

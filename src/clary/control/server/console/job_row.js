@@ -16,7 +16,7 @@ export function rowHeight() {
   return narrow.matches ? NARROW_PX : WIDE_PX;
 }
 
-/** Make a row; `select` is called when it is chosen for a comparison. */
+/** Make a row; `select` is called when it is chosen for a comparison. A job's `cameAtMs` is from `performance.now()`. */
 export function jobRow(job, { isMarked, isSelected, select }) {
   const phase = phaseWord(job.status, job.secondary_status, job.state);
   const cell = (name, ...children) => element("div", { role: "cell", class: `cell-${name}` }, children);
@@ -136,6 +136,6 @@ function metrics(job) {
 }
 
 function took(job) {
-  if (isOver(job.status) || !job.started_at) return job.duration_s;
-  return (Date.now() - new Date(job.started_at).getTime()) / 1000;
+  if (isOver(job.status) || !job.started_at || job.duration_s === null) return job.duration_s;
+  return job.duration_s + (performance.now() - job.cameAtMs) / 1000;
 }

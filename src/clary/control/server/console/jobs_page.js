@@ -69,13 +69,13 @@ export function jobsPage({ signal }) {
     if (!job) return { key: `gap-${index}`, text: "", make: skeletonRow };
     const isMarked = index === marked;
     const isSelected = selected.has(job.name);
-    const text = JSON.stringify([job, isMarked, isSelected, Math.floor(Date.now() / EVERY_MS)]);
+    const text = JSON.stringify([{ ...job, cameAtMs: 0 }, isMarked, isSelected, Math.floor(Date.now() / EVERY_MS)]);
     return { key: job.name, text, make: () => jobRow(job, { isMarked, isSelected, select: () => toggle(job.name) }) };
   }
 
   async function load() {
     const mine = round;
-    const page = await get("jobs", { ...wanted(), limit: PAGE }, signal);
+    const page = await getJobs({ ...wanted(), limit: PAGE }, signal);
     if (mine !== round) return;
     // Rows behind the first page stay as they were loaded; they are asked for anew when the question changes. As many
     // as are new at the top have moved out of the first page at its end.
@@ -112,7 +112,7 @@ export function jobsPage({ signal }) {
     if (isFar && far.has(Math.max(first, jobs.length), Math.min(last, begin + limit), total)) return;
     const place = { first: begin, limit, total };
     const mine = round;
-    loading = get("jobs", { ...wanted(), limit, after: next, skip: begin - jobs.length || "" }, signal);
+    loading = getJobs({ ...wanted(), limit, after: next, skip: begin - jobs.length || "" }, signal);
     try {
       const page = await loading;
       loading = null;
@@ -272,6 +272,13 @@ export function jobsPage({ signal }) {
       });
     },
   };
+}
+
+/** Return a page of jobs; each knows when it came, from when on a running one's time goes on. */
+async function getJobs(query, signal) {
+  const page = await get("jobs", query, signal);
+  const cameAtMs = performance.now();
+  return { ...page, jobs: page.jobs.map((job) => ({ ...job, cameAtMs })) };
 }
 
 function noneYet() {

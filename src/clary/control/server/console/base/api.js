@@ -1,5 +1,7 @@
 // Asks the service. What changes something carries the session's own token; a lost connection is told to listeners.
 
+import { noteServiceTime } from "./service_time.js";
+
 const PREFIX = "/clary/v1/";
 const PATIENCE_MS = 30_000;
 
@@ -12,7 +14,7 @@ export class ApiError extends Error {
   }
 }
 
-/** That nobody answered. */
+/** That nobody answered, or that an answer broke off. */
 export class ConnectionLost extends Error {}
 
 /** Tells `signed-out`, and `lost` and `back` of the connection. */
@@ -55,7 +57,9 @@ async function ask(method, path, body, signal) {
   if (method !== "GET") headers["X-Clary-Csrf"] = csrf;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const patience = AbortSignal.timeout(PATIENCE_MS);
+  const askedMs = Date.now();
   let response;
+  let answer;
   try {
     response = await fetch(PREFIX + path, {
       method,
@@ -65,13 +69,18 @@ async function ask(method, path, body, signal) {
       cache: "no-store",
       signal: signal ? AbortSignal.any([signal, patience]) : patience,
     });
+    noteServiceTime(response.headers.get("Date"), askedMs, Date.now());
+    // A refusal is one without its words too; anything else that is not whole is no answer.
+    answer = await response.json().catch((error) => {
+      if (response.ok || signal?.aborted) throw error;
+      return {};
+    });
   } catch (error) {
     if (signal?.aborted) throw error;
     lose();
     throw new ConnectionLost("the service does not answer");
   }
   regain();
-  const answer = await response.json().catch(() => ({}));
   const status = Number(response.headers.get("X-Clary-Status") ?? response.status);
   if (response.ok && status === response.status) return answer;
   if (status === 401 && path !== "session") connection.dispatchEvent(new Event("signed-out"));

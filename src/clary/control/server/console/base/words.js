@@ -1,19 +1,25 @@
 // Numbers, times and names as people read them.
 
+import { serviceNow } from "./service_time.js";
+
 const BYTES = ["B", "kB", "MB", "GB", "TB", "PB"];
 const ENDINGS = { _percent: "%", _bytes_s: "B/s", _bytes: "B", _ms: "ms", _w: "W", _c: "°C", _s: "s" };
 const ALSO_BYTES = ["memory", "disk_used"]; // measured in bytes and in percent of what there is
 const LONG_BEGIN = 10; // letters that names have in common; fewer are shown
 const DAY_MS = 86_400_000;
+const MS_PER_S = 1000;
 const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
+const dayOfYear = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
+const numericDay = new Intl.DateTimeFormat("en-CA", { year: "numeric", month: "2-digit", day: "2-digit" });
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const short = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 
-/** Return `4.2 s`, `42 s`, `12 min 4 s`, `3 h 12 min` or `2 d 4 h`. */
+/** Return `42 ms`, `4.2 s`, `42 s`, `12 min 4 s`, `3 h 12 min` or `2 d 4 h`. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
   const whole = Math.round(Math.max(0, seconds));
   if (seconds <= 0) return "0 s";
+  if (seconds < 0.05) return `${digits(seconds * MS_PER_S)} ms`;
   if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
   if (whole < 60) return `${whole} s`;
   if (whole < 3600) return two(Math.floor(whole / 60), "min", whole % 60, "s");
@@ -21,12 +27,20 @@ export function duration(seconds) {
   return two(Math.floor(whole / 86_400), "d", Math.floor((whole % 86_400) / 3600), "h");
 }
 
-/** Return a time of day, with the date if it is not today's. */
+/** Return a time of day, with the date if it is not today's, and the year if it is not this one. */
 export function moment(at, { seconds = true } = {}) {
   if (at === null || at === undefined) return "–";
   const time = new Date(at);
   const text = (seconds ? clock : short).format(time);
-  return time.toDateString() === new Date().toDateString() ? text : `${day.format(time)}, ${text}`;
+  const date = newDate(at);
+  return date ? `${date}, ${text}` : text;
+}
+
+/** Return `21 Nov`, with the year if it is not this one; empty if it is the day of `before`, which is now if not given. */
+export function newDate(at, before = serviceNow()) {
+  const time = new Date(at);
+  if (time.toDateString() === new Date(before).toDateString()) return "";
+  return (time.getFullYear() === new Date(serviceNow()).getFullYear() ? day : dayOfYear).format(time);
 }
 
 /** Return a time of day with milliseconds. */
@@ -34,9 +48,14 @@ export function instant(at) {
   return `${clock.format(new Date(at))}.${String(new Date(at).getMilliseconds()).padStart(3, "0")}`;
 }
 
+/** Return date and time of day with milliseconds, for texts that are kept: `2025-11-21 14:03:22.123`. */
+export function stamp(at) {
+  return `${numericDay.format(new Date(at))} ${instant(at)}`;
+}
+
 /** Return `just now`, `4 min ago`, or the date. */
 export function ago(at) {
-  const passed = Date.now() - new Date(at).getTime();
+  const passed = serviceNow() - new Date(at).getTime();
   if (passed < 5000) return "just now";
   return passed < 7 * DAY_MS
     ? `${duration(passed / 1000)
@@ -57,9 +76,10 @@ export function number(value) {
   return String(Number(value.toPrecision(4)));
 }
 
-/** Return a number with its unit: `182 %`, `3.1 GB`, `41 MB/s`. */
+/** Return a number with its unit: `182 %`, `3.1 GB`, `41 MB/s`; less than a second in milliseconds: `4.2 ms`. */
 export function quantity(value, unit) {
   if (value === null || value === undefined) return "–";
+  if (unit === "s" && value !== 0 && Math.abs(value) < 1) return `${digits(value * MS_PER_S)} ms`;
   if (unit !== "B" && unit !== "B/s") return `${unit ? digits(value) : number(value)} ${unit}`.trim();
   let step = 0;
   for (; Math.abs(value) >= 1000 && step < BYTES.length - 1; step++) value /= 1000;
@@ -127,5 +147,6 @@ function two(first, firstUnit, second, secondUnit) {
 
 function digits(value) {
   const size = Math.abs(value);
+  if (size > 0 && size < 0.01) return value.toPrecision(2);
   return value.toFixed(Number.isInteger(value) || size >= 10 ? 0 : size >= 1 ? 1 : 2);
 }

@@ -5,6 +5,7 @@ import { element, refill } from "../base/element.js";
 import { empty, failure, skeleton } from "../base/places.js";
 import { repeat } from "../base/repeating.js";
 import { query, setQuery } from "../base/router.js";
+import { serviceNow } from "../base/service_time.js";
 import { lossFirst, quantityWords, unitOf } from "../base/words.js";
 import { bySteps, hasSteps, queryOf, STEPS, viewControls, viewed, viewOf } from "../charts/curve_view.js";
 import { LineChart } from "../charts/line_chart.js";
@@ -208,7 +209,7 @@ function titleOf(kind, name) {
 }
 
 function times(facts, span) {
-  const until = Math.min(Date.now(), facts.endsAtMs ?? Date.now()) + 1;
+  const until = Math.min(serviceNow(), facts.endsAtMs ?? Infinity) + 1;
   return { since: span === "all" ? facts.beginsAtMs : Math.max(0, until - Number(span) * 1000), until };
 }
 

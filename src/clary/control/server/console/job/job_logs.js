@@ -6,8 +6,8 @@ import { useKeys } from "../base/keys.js";
 import { copyButton, empty, failure, skeleton } from "../base/places.js";
 import { settled } from "../base/repeating.js";
 import { query, setQuery } from "../base/router.js";
-import { count, instant, moment } from "../base/words.js";
-import { logLine, shownText } from "./log_line.js";
+import { count, moment, stamp } from "../base/words.js";
+import { dayLine, logLine, shownText } from "./log_line.js";
 import { LogWindow } from "./log_window.js";
 import { ProgressFolding } from "./progress_folding.js";
 
@@ -39,6 +39,7 @@ export function logsTab({ name, facts, signal }) {
   const fold = toggle("Fold", true, null, (isOn) => lines.classList.toggle("log-folding", isOn));
   fold.button.title = "Of a progress bar show the last state alone";
   const folding = new ProgressFolding();
+  const begins = new WeakMap(); // blocks and their first lines
   const wrap = toggle("Wrap", true, null, (isOn) => lines.classList.toggle("log-wrapped", isOn));
   const first = element("button", { class: "button", type: "button", on: { click: toBegin } }, "Start");
   const copy = copyButton(
@@ -46,7 +47,7 @@ export function logsTab({ name, facts, signal }) {
       log.lines
         .map(
           (line) =>
-            `${instant(line.at_ms)} ${line.host}${line.rank === null ? "" : ` rank ${line.rank}`}  ${shownText(line.text)}`,
+            `${stamp(line.at_ms)} ${line.host}${line.rank === null ? "" : ` rank ${line.rank}`}  ${shownText(line.text)}`,
         )
         .join("\n"),
     "Copy",
@@ -113,7 +114,7 @@ export function logsTab({ name, facts, signal }) {
     if (log !== mine || (mine.lines[0] === before.first && mine.lines.at(-1) === before.last && mine.lines.length))
       return drawEdges();
     if (end === "end" && before.last && mine.lines.includes(before.last))
-      append(mine.lines.slice(mine.lines.lastIndexOf(before.last) + 1));
+      append(mine.lines.slice(mine.lines.lastIndexOf(before.last) + 1), before.last);
     else drawAll(end);
     if (end === "begin") lines.scrollTop = before.top + lines.scrollHeight - before.height;
     else if (isFollowing) lines.scrollTop = lines.scrollHeight;
@@ -123,34 +124,46 @@ export function logsTab({ name, facts, signal }) {
     const made = [];
     folding.clear();
     for (let index = 0; index < log.lines.length; index += BLOCK)
-      made.push(block(log.lines.slice(index, index + BLOCK)));
+      made.push(block(log.lines.slice(index, index + BLOCK), log.lines[index - 1]));
     refill(blocks, made.length ? made : nothing());
     drawEdges();
     if (!end && isFollowing) lines.scrollTop = lines.scrollHeight;
   }
 
-  function append(added) {
+  function append(added, last) {
     blocks.querySelector(".empty")?.remove();
-    for (let index = 0; index < added.length; index += BLOCK) blocks.append(block(added.slice(index, index + BLOCK)));
-    let surplus = [...blocks.children].reduce((sum, one) => sum + one.children.length, 0) - log.lines.length;
-    while (surplus > 0 && blocks.firstElementChild.children.length <= surplus) {
-      surplus -= blocks.firstElementChild.children.length;
+    for (let index = 0; index < added.length; index += BLOCK)
+      blocks.append(block(added.slice(index, index + BLOCK), added[index - 1] ?? last));
+    let surplus = [...blocks.children].reduce((sum, one) => sum + numLines(one), 0) - log.lines.length;
+    const first = blocks.firstElementChild;
+    while (surplus > 0 && numLines(blocks.firstElementChild) <= surplus) {
+      surplus -= numLines(blocks.firstElementChild);
       blocks.firstElementChild.remove();
     }
+    if (blocks.firstElementChild !== first) nameFirstDay();
     drawEdges();
   }
 
-  function block(part) {
+  /** Say the day of the first lines that are left, where the lines that said it were let go of. */
+  function nameFirstDay() {
+    const block = blocks.firstElementChild;
+    const date = dayLine(begins.get(block));
+    if (date && !block.firstElementChild.classList.contains("log-day")) block.prepend(date);
+  }
+
+  /** Make a block of lines; `last` is the line before them, if there is one. */
+  function block(part, last) {
     const made = element(
       "div",
       { class: "log-block" },
-      part.map((line) => {
+      part.map((line, index) => {
         const node = logLine(line, { search: asked.search, hosts: log.hosts });
         folding.add(line, shownText(line.text), node);
-        return node;
+        return [dayLine(line, part[index - 1] ?? last), node];
       }),
     );
-    made.style.setProperty("contain-intrinsic-height", `auto ${part.length * 20}px`);
+    begins.set(made, part[0]);
+    made.style.setProperty("contain-intrinsic-height", `auto ${made.children.length * 20}px`);
     return made;
   }
 
@@ -257,6 +270,10 @@ export function logsTab({ name, facts, signal }) {
     element("div", { class: "acts" }, first, follow.button, wrap.button, fold.button, copy),
   );
   return { element: element("div", { class: "logs" }, bar, element("div", { class: "panel log-panel" }, lines), said) };
+}
+
+function numLines(block) {
+  return block.querySelectorAll(".log-line").length;
 }
 
 function toggle(text, isOn, drawing, changed) {

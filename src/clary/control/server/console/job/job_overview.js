@@ -5,7 +5,7 @@ import { element, Kept } from "../base/element.js";
 import { icon } from "../base/icons.js";
 import { callout, panel } from "../base/places.js";
 import { repeat } from "../base/repeating.js";
-import { duration, instant, moment, number, queueWords } from "../base/words.js";
+import { duration, instant, moment, newDate, number, queueWords } from "../base/words.js";
 import { sparkline } from "../charts/sparkline.js";
 import { progressBar } from "../job_row.js";
 import { checkpoints } from "./job_checkpoints.js";
@@ -159,12 +159,22 @@ function metrics(values, curves) {
   return element("dl", { class: "tiles" }, values.map(tile));
 }
 
+function eventDay(row, before) {
+  const date = newDate(row.at, before?.at);
+  return date && element("div", {}, date);
+}
+
 function timeline(rows) {
-  const made = rows.map((row) =>
+  const made = rows.map((row, index) =>
     element(
       "li",
       { class: `event event-${row.kind}` },
-      element("time", { class: "number faint", datetime: row.at, title: moment(row.at) }, instant(row.at)),
+      element(
+        "time",
+        { class: "number faint", datetime: row.at, title: moment(row.at) },
+        eventDay(row, rows[index - 1]),
+        instant(row.at),
+      ),
       element(
         "div",
         {},

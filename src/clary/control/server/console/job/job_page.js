@@ -7,6 +7,7 @@ import { useKeys } from "../base/keys.js";
 import { empty, failure, skeleton } from "../base/places.js";
 import { repeat } from "../base/repeating.js";
 import { go, jobPath, link, listPath, tuningPath } from "../base/router.js";
+import { serviceNow } from "../base/service_time.js";
 import { badge, isOver } from "../base/statuses.js";
 import { duration, moment } from "../base/words.js";
 import { chartsTab } from "./job_charts.js";
@@ -236,7 +237,7 @@ function timesOf(facts) {
   ].map(Date.parse);
   const last = facts.transitions.at(-1);
   const ended = isOver(facts.status) && last ? Date.parse(last.ended_at ?? last.started_at) : null;
-  return { beginsAtMs: starts.length ? Math.min(...starts) : Date.now(), endsAtMs: ended };
+  return { beginsAtMs: starts.length ? Math.min(...starts) : serviceNow(), endsAtMs: ended };
 }
 
 function rehearsed(name, newest) {

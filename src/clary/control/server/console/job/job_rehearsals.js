@@ -6,6 +6,7 @@ import { icon } from "../base/icons.js";
 import { callout, copyButton, empty, failure, panel, skeleton, toast } from "../base/places.js";
 import { repeat } from "../base/repeating.js";
 import { jobPath, link, query, setQuery } from "../base/router.js";
+import { serviceNow } from "../base/service_time.js";
 import { badge } from "../base/statuses.js";
 import { duration, moment } from "../base/words.js";
 import { certificateView } from "./certificate.js";
@@ -157,7 +158,7 @@ function rehearsalView(rehearsal, signal) {
 }
 
 function took(rehearsal) {
-  const end = rehearsal.ended_at ? Date.parse(rehearsal.ended_at) : Date.now();
+  const end = rehearsal.ended_at ? Date.parse(rehearsal.ended_at) : serviceNow();
   const passed = duration(Math.max(0, end - Date.parse(rehearsal.started_at)) / 1000);
   return rehearsal.ended_at ? `took ${passed}` : `${passed} so far`;
 }

@@ -2,7 +2,7 @@
 // was searched for is marked.
 
 import { element } from "../base/element.js";
-import { instant } from "../base/words.js";
+import { instant, moment, newDate } from "../base/words.js";
 import { colouredPieces, plainText } from "./ansi_text.js";
 import { behindBar } from "./progress_folding.js";
 
@@ -21,10 +21,16 @@ export function logLine(line, { search, hosts }) {
   return element(
     "div",
     { class: `log-line${kind}` },
-    element("time", {}, instant(line.at_ms)),
+    element("time", { title: moment(line.at_ms) }, instant(line.at_ms)),
     who && element("span", { class: `who line-${colour}` }, who),
     element("span", { class: "text" }, search ? marked(text, search) : coloured(lastState(line.text))),
   );
+}
+
+/** Make the date above a line; null if the line before is of the same day, and for today's if there is none before. */
+export function dayLine(line, before) {
+  const date = newDate(line.at_ms, before?.at_ms);
+  return date ? element("div", { class: "log-day" }, date) : null;
 }
 
 /** Return a line's text without escapes; of a line that was written over again and again, its last state. */

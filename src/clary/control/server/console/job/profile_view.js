@@ -181,5 +181,6 @@ function percent(value) {
 function milliseconds(value) {
   if (value === null || value === undefined) return "–";
   if (value >= 1000) return `${(value / 1000).toFixed(2)} s`;
+  if (value > 0 && value < 0.01) return `${value.toPrecision(2)} ms`;
   return `${value.toFixed(value < 10 ? 2 : 1)} ms`;
 }

@@ -2,6 +2,7 @@
 
 import { element, refill } from "../base/element.js";
 import { query, setQuery } from "../base/router.js";
+import { serviceNow } from "../base/service_time.js";
 import { LineChart } from "../charts/line_chart.js";
 import { SharedSteps } from "../charts/shared_steps.js";
 import { SharedTime } from "../charts/shared_time.js";
@@ -75,7 +76,7 @@ function lines(page, axis) {
     steps.push([at(row, index), row[2]]);
   });
   if (axis === TIME && steps.length) {
-    const nowMs = page.ended_at ? Date.parse(page.ended_at) : Date.now();
+    const nowMs = page.ended_at ? Date.parse(page.ended_at) : serviceNow();
     steps.push([Math.max(nowMs, steps.at(-1)[0]), steps.at(-1)[1]]);
   }
   return [

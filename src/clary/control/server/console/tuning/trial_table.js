@@ -4,6 +4,7 @@ import { element, Kept } from "../base/element.js";
 import { icon } from "../base/icons.js";
 import { nameParts, panel } from "../base/places.js";
 import { jobPath, link, query, setQuery } from "../base/router.js";
+import { serviceNow } from "../base/service_time.js";
 import { badge } from "../base/statuses.js";
 import { duration, number } from "../base/words.js";
 import { sparkline } from "../charts/sparkline.js";
@@ -162,7 +163,7 @@ function value(trial, isBest) {
 
 function tookS(trial) {
   if (!trial.started_at) return null;
-  return ((trial.ended_at ? Date.parse(trial.ended_at) : Date.now()) - Date.parse(trial.started_at)) / 1000;
+  return ((trial.ended_at ? Date.parse(trial.ended_at) : serviceNow()) - Date.parse(trial.started_at)) / 1000;
 }
 
 function comparable(text) {

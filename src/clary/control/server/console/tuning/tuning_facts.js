@@ -4,6 +4,7 @@ import { element } from "../base/element.js";
 import { icon } from "../base/icons.js";
 import { panel } from "../base/places.js";
 import { jobPath, link } from "../base/router.js";
+import { serviceNow } from "../base/service_time.js";
 import { badge, isOver } from "../base/statuses.js";
 import { duration, moment, number } from "../base/words.js";
 import { valueWords } from "./range_scales.js";
@@ -39,7 +40,7 @@ export function goal({ metric, is_maximized }) {
 
 /** Return how many seconds a tuning job has lasted. */
 export function tookS(row) {
-  const end = row.ended_at ? Date.parse(row.ended_at) : Date.now();
+  const end = row.ended_at ? Date.parse(row.ended_at) : serviceNow();
   return Math.max(0, end - Date.parse(row.created_at)) / 1000;
 }
 
