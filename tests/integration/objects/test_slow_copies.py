@@ -77,5 +77,5 @@ def test_a_client_that_leaves_ends_its_copy(service):
         client.copy_object(Bucket=BUCKET, Key="left/a", CopySource={"Bucket": PUBLIC, "Key": "a"})
     client.close()
     time.sleep(2 * NUM_PIECES * PIECE_S)
-    assert SlowHandler.num_sent - before < 2 * NUM_PIECES, "neither attempt was read to its end"
+    assert SlowHandler.num_sent - before <= NUM_PIECES, "neither of two attempts was read to its end"
     assert keys_under(service.client(), "left/") == []

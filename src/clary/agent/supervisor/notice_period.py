@@ -10,7 +10,8 @@ this host; `GANG_ECHO_S` if another host got the notice and the engine signals e
 signal to this host then follows.
 
 [Note: an upload without a kill] Some engines announce that a host is wanted back, and never kill it: a box that is
-drained. There an upload that has begun goes on until it ends, or until the service would end it (`upload_timeout_s`).
+drained. There a host whose program had ended before the notice waits for its order to upload, uploads, and waits for
+its release, for `upload_timeout_s` in all; an upload of any other program goes on until it ends, within the same time.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class NoticePeriod:
         self._after_stop_s = after_stop_s
         self._began_at_s: float | None = None
         self._why = ""
+        self._came_after_end = False
         self._engine_grace_s = 0.0
         self._stop_grace_s = 0.0
         self._upload_limit_s = 0.0
@@ -55,6 +57,11 @@ class NoticePeriod:
     def has_begun(self) -> bool:
         """Whether a notice was received."""
         return self._began_at_s is not None
+
+    @property
+    def came_after_end(self) -> bool:
+        """Whether the program had ended when the notice came."""
+        return self._came_after_end
 
     @property
     def why(self) -> str:
@@ -73,10 +80,15 @@ class NoticePeriod:
         self._upload_limit_s = plan.upload_timeout_s
         self._is_engine_of_all = plan.engine_signals_all
 
-    def begin(self, why: str) -> None:
-        """Record a notice; only the first notice counts."""
+    def begin(self, why: str, *, has_ended: bool = False) -> None:
+        """Record a notice; only the first notice counts.
+
+        Args:
+            why: a phrase about the notice.
+            has_ended: whether the program has ended by now.
+        """
         if self._began_at_s is None:
-            self._began_at_s, self._why = time.monotonic(), why
+            self._began_at_s, self._why, self._came_after_end = time.monotonic(), why, has_ended
 
     def hear_of_all(self) -> None:
         """Record that every process of the host was signalled."""
@@ -90,7 +102,7 @@ class NoticePeriod:
         """Record that results were uploaded until now: if no engine kills, the service has time to answer."""
         self._least_leave_at_s = time.monotonic() + self._after_stop_s
 
-    def leave_at_s(self, *, is_uploading: bool = False) -> float | None:
+    def leave_at_s(self, *, owes_results: bool = False) -> float | None:
         """Return the monotonic time at which the agent exits even without a release; None without a notice.
 
         See [Note: an upload without a kill].
@@ -100,13 +112,13 @@ class NoticePeriod:
         ends_at_s = self._ends_at_s(self._began_at_s)
         if self._engine_grace_s:
             return ends_at_s
-        if is_uploading:
+        if owes_results:
             ends_at_s = max(ends_at_s, self._began_at_s + self._upload_limit_s)
         return max(ends_at_s + self._after_stop_s, self._least_leave_at_s)
 
-    def is_over(self, *, is_uploading: bool = False) -> bool:
+    def is_over(self, *, owes_results: bool = False) -> bool:
         """Whether the agent must exit now."""
-        leave_at_s = self.leave_at_s(is_uploading=is_uploading)
+        leave_at_s = self.leave_at_s(owes_results=owes_results)
         return leave_at_s is not None and time.monotonic() >= leave_at_s
 
     def grace_s(self, ordered_s: float) -> float:

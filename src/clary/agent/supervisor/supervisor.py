@@ -65,6 +65,9 @@ class Limits:
     join_s: float = 6.0  # longer than any request in flight
 
 
+_ENDED = (HostPhase.EXITED, HostPhase.UPLOADING, HostPhase.DONE)  # phases of a host whose program has ended
+
+
 class Supervisor:
     """Runs one host; `run` returns the agent's exit code.
 
@@ -117,7 +120,7 @@ class Supervisor:
 
     def terminate(self, why: str = "SIGTERM") -> None:
         """Report to the service that the host's capacity ends soon, and stop the program. Safe in a signal handler."""
-        self._notice.begin(why)
+        self._notice.begin(why, has_ended=self._board.phase in _ENDED)
         self._mailbox.put(self._on_notice)
 
     def run(self) -> int:
@@ -199,28 +202,30 @@ class Supervisor:
                 act = self._mailbox.get(timeout=min(SIGNAL_LOOK_S, max(0.0, left_s)))
             except queue.Empty:
                 act = self._act_if_due
-            was_uploading = self._is_uploading()
+            owed_results = self._owes_results()
             try:
                 act()
             except Exception as error:  # boundary: agent supervisor; the host ends, and reports why
                 logger.exception("unexpected error in phase %s", self._board.phase)
                 if not life.end_after_defect(error):
                     self._exit_code = EXIT_FAILED
-            if was_uploading and not self._is_uploading():
+            if owed_results and not self._owes_results():
                 self._notice.wait_for_release()
-            is_over = self._notice.is_over(is_uploading=self._is_uploading())
+            is_over = self._notice.is_over(owes_results=self._owes_results())
             if is_over and self._board.phase not in BEFORE_EXIT and self._exit_code is None:
                 self._exit_code = EXIT_TERMINATED
 
-    def _is_uploading(self) -> bool:
-        return self._board.phase is HostPhase.UPLOADING
+    def _owes_results(self) -> bool:
+        """Whether the program has ended and the host's share of the results is not handed over to the service yet."""
+        is_ended_early = self._notice.came_after_end and self._board.phase in _ENDED
+        return is_ended_early or self._board.phase is HostPhase.UPLOADING
 
     def _due_at_s(self, life: HostLife) -> float | None:
         """Return the monotonic time at which a notice or a held order is due; None without either."""
         if self._held is not None:
             return self._held[0]
         if self._board.phase not in BEFORE_EXIT:
-            return self._notice.leave_at_s(is_uploading=self._is_uploading())
+            return self._notice.leave_at_s(owes_results=self._owes_results())
         return None if life.is_stopped else self._notice.stop_at_s()
 
     def _act_if_due(self) -> None:
@@ -273,7 +278,7 @@ class Supervisor:
 
     def _is_vain(self) -> bool:
         """Whether waiting for the service is useless."""
-        return self._is_over or self._notice.is_over(is_uploading=self._is_uploading())
+        return self._is_over or self._notice.is_over(owes_results=self._owes_results())
 
     def _pass_on_order(self, order: Order) -> None:
         self._mailbox.put(lambda: self._on_order(order))
@@ -340,7 +345,7 @@ class Supervisor:
     def _on_signalled(self) -> None:
         """Stop at once: the engine's SIGTERM went to every process of the host, so the programs are stopping."""
         assert self._life is not None
-        self._notice.begin("SIGTERM")
+        self._notice.begin("SIGTERM", has_ended=self._board.phase in _ENDED)
         self._notice.hear_of_all()
         self._on_notice()
         if self._held is not None:

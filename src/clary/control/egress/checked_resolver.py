@@ -6,6 +6,7 @@ the owner's network, by a forged answer of DNS or by a mirror in /etc/hosts, is 
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 
@@ -14,6 +15,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from clary.control.egress import own_addresses
 from clary.control.egress.policy import EgressPolicy
 from clary.control.egress.resolver import Resolver
+
+TIMEOUT_S = 5.0
 
 
 class CheckedResolver(AbstractResolver):
@@ -38,12 +41,15 @@ class CheckedResolver(AbstractResolver):
             host: name.
             port: port of the connection.
             family: ignored: addresses of both families are returned.
-        Raises: OSError for a name without an address, or with one that the policy does not allow.
+        Raises: OSError for a name without an address, or with one that the policy does not allow, and after TIMEOUT_S.
         """
         try:
-            addresses = await self._resolver.resolve(host, port, client=self._client)
+            async with asyncio.timeout(TIMEOUT_S):
+                addresses = await self._resolver.resolve(host, port, client=self._client)
         except UnicodeError as error:
             raise OSError(f"{host!r} is not a name") from error
+        except TimeoutError:
+            raise OSError(f"no answer about the name {host} in {TIMEOUT_S:.0f} s") from None
         decision = self._policy.judge(host.lower(), port, addresses, is_own=own_addresses.is_own)
         if not decision.is_allowed:
             raise OSError(decision.reason)

@@ -27,7 +27,7 @@ def check_pattern(text: str) -> str:
     """
     if not _PATTERN.fullmatch(text):
         raise ValueError(f"expected a bucket's name without dots, such as my-open-data or open-data-*, got {text!r}")
-    begin, star, _ = text.partition("*")
+    begin, star, _ = text.replace(_REGION, "").partition("*")
     if star and len(begin) < MIN_LITERAL:
         raise ValueError(
             f"{text!r} would match buckets that are not public: write at least {MIN_LITERAL} characters before `*`"

@@ -163,6 +163,8 @@ class Granter:
             job = await self._hub.apply(job.name, events.AllocationAsked(pool=pool))
             if job.pool != pool:
                 return  # the job was stopped meanwhile
+            if self._launcher.is_closed:
+                return
         if holder is None:
             await self._queue.ask(self._order(job, pool, mapping))
         grant = await self._queue.grant(pool, len(mapping.hosts))

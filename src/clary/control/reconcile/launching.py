@@ -81,6 +81,7 @@ class Launcher:
         self._tasks = tasks
         self._launched: set[tuple[str, int]] = set()
         self.is_closed = False  # set when the service stops: no job starts, not even one whose start is being prepared
+        self._starting = asyncio.Lock()  # held while a start is being stored
 
     async def start_waiting_jobs(self) -> None:
         """Start waiting jobs, those with hosts of their own first, then the oldest, until one has to wait.
@@ -102,13 +103,20 @@ class Launcher:
             asked: event returned by `hosts_asked`.
             holder: job whose pool it takes over, or None.
         """
-        if self.is_closed:
+        async with self._starting:
+            if self.is_closed:
+                return
+            job = await self._hub.apply(job.name, asked)
+            if holder is not None and job.pool == holder.pool:
+                await self._hub.apply(holder.name, events.PoolReused(by=job.name))
+            if job.plan == asked.plan and not job.is_terminal:
+                self.begin(job)
+
+    async def close(self) -> None:
+        """Start no job from now on; return once a start that is being stored is over."""
+        self.is_closed = True
+        async with self._starting:
             return
-        job = await self._hub.apply(job.name, asked)
-        if holder is not None and job.pool == holder.pool:
-            await self._hub.apply(holder.name, events.PoolReused(by=job.name))
-        if job.plan == asked.plan and not job.is_terminal:
-            self.begin(job)
 
     async def _start_while_there_is_room(self) -> None:
         # Find the first job again each time, because the queue may change while a job is started.

@@ -169,6 +169,10 @@ class Reconciler:
             except Exception:  # boundary: one job's failure must not affect the other jobs
                 log.exception("job %s: this pass failed; the next one tries again", name)
 
+    async def drain(self) -> None:
+        """Start no job from now on; return once no start is being stored any more."""
+        await self.launcher.close()
+
     async def give_pools_back(self) -> None:
         """End the hosts that jobs keep while they wait for a retry; no job may start meanwhile."""
         await self.releaser.give_pools_back()

@@ -153,7 +153,7 @@ async def end_work(lease: HeldLease, rehearsing: Rehearsals, hub: JobHub, reconc
         hub: jobs of the service.
         reconciler: starts no job from now on.
     """
-    reconciler.is_draining = True
+    await reconciler.drain()
     if lease.is_lost:
         log.warning("running jobs are not ended: the service that has taken the lease manages them")
         return

@@ -67,22 +67,22 @@ def test_without_an_engines_kill_the_stop_grace_and_a_final_margin_apply(time):
 def test_without_an_engines_kill_an_upload_has_its_own_time_and_a_final_margin(time):
     made = period(upload_timeout_s=3600.0)
     made.begin("SIGTERM")
-    assert made.leave_at_s(is_uploading=True) == 1000 + 3600.0 + AFTER_STOP_S
+    assert made.leave_at_s(owes_results=True) == 1000 + 3600.0 + AFTER_STOP_S
     time.now_s += 500
     assert made.is_over()
-    assert not made.is_over(is_uploading=True)
+    assert not made.is_over(owes_results=True)
     made.wait_for_release()
     assert made.leave_at_s() == 1500 + AFTER_STOP_S
     assert not made.is_over()
     time.now_s += 4000
-    assert made.is_over(is_uploading=True)
+    assert made.is_over(owes_results=True)
 
 
 def test_an_upload_gets_no_more_than_the_grace_of_an_engine_that_kills(time):
     made = period(notice_grace_s=30.0, upload_timeout_s=3600.0)
     made.begin("SIGTERM")
     made.wait_for_release()
-    assert made.leave_at_s(is_uploading=True) == made.leave_at_s() == 1000 + 30.0 - NOTICE_MARGIN_S
+    assert made.leave_at_s(owes_results=True) == made.leave_at_s() == 1000 + 30.0 - NOTICE_MARGIN_S
 
 
 def test_of_a_short_grace_programs_get_nine_tenths_at_least(time):

@@ -203,6 +203,20 @@ def test_an_upload_outlasts_the_grace_of_a_notice_if_no_engine_kills(service: Fa
     assert service.facts.uploaded == ("s3://bucket/model.tar.gz",)
 
 
+def test_a_finished_host_waits_for_its_order_to_upload_if_no_engine_kills(service: FakeService, run) -> None:
+    host = run(stop_grace_s=0.3)
+    host.program.end(0)
+    service.wait_for_phase(HostPhase.EXITED)
+    host.supervisor.terminate()
+    noticed(service)
+    time.sleep(0.3 + 2 * LIMITS.after_stop_s)
+    assert host.exit_code is None, "other hosts of the job still run"
+    service.order_at(HostPhase.DONE, OrderKind.RELEASE)
+    service.order(OrderKind.UPLOAD, role="lead", staged=[])
+    assert host.join() == EXIT_TERMINATED
+    assert service.facts.uploaded == ("s3://bucket/model.tar.gz",)
+
+
 def test_an_upload_does_not_outlast_the_engines_kill(service: FakeService, run) -> None:
     service.order_at(HostPhase.EXITED, OrderKind.UPLOAD, role="lead", staged=[])
     host = run(notice_grace_s=1.0, stop_grace_s=120.0, hold=("upload",))

@@ -1,10 +1,11 @@
 """The service's own connections to the internet: names that lead elsewhere are not connected to."""
 
 import socket
+import time
 
 import pytest
 
-from clary.control.egress import resolver
+from clary.control.egress import checked_resolver, resolver
 from clary.control.egress.checked_resolver import CheckedResolver
 from clary.control.egress.policy import EgressPolicy
 
@@ -32,6 +33,17 @@ async def test_addresses_of_the_internet_are_returned_in_order(monkeypatch):
 async def test_a_name_that_leads_into_the_owners_network_is_refused(monkeypatch, address):
     with pytest.raises(OSError, match="not offered"):
         await resolve(monkeypatch, ["52.216.1.1", address])
+
+
+async def test_a_resolver_that_does_not_answer_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(checked_resolver, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(resolver, "addresses_of", lambda name, port: time.sleep(0.5))
+    checked = CheckedResolver(EgressPolicy(has_internet=True), client="test")
+    began_s = time.monotonic()
+    with pytest.raises(OSError, match="no answer about the name"):
+        await checked.resolve(NAME, 443)
+    assert time.monotonic() - began_s < 0.4
+    await checked.close()
 
 
 async def test_a_name_without_an_address_is_an_error_of_the_network(monkeypatch):

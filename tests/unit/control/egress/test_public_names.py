@@ -10,7 +10,9 @@ def test_names_and_patterns_are_accepted(text):
     assert check_pattern(text) == text
 
 
-@pytest.mark.parametrize("text", ["*", "sage*", "a.b", "Data", "", "ab", "open_data", "sagemaker/../x", "x" * 64])
+@pytest.mark.parametrize(
+    "text", ["*", "sage*", "a.b", "Data", "", "ab", "open_data", "sagemaker/../x", "x{region}*", "x" * 64]
+)
 def test_patterns_that_would_tell_other_names_to_aws_are_refused(text):
     with pytest.raises(ValueError, match=r"expected|match"):
         check_pattern(text)

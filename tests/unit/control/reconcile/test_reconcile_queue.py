@@ -7,6 +7,7 @@ import pytest
 from clary.base.errors import ContractError, WireError
 from clary.contract.rehearsals import DISKS_VARIABLE, REHEARSAL_VARIABLE, disks_value
 from clary.contract.statuses import SecondaryStatus, TrainingJobStatus
+from clary.control.jobs import events
 from clary.testing.control_plane import ControlPlane
 
 
@@ -198,6 +199,27 @@ async def test_no_job_starts_in_a_pass_that_was_running_when_the_service_began_t
     await plane.passes()
     assert plane.engine.launched == []
     assert [(await plane.job(name)).attempt for name in ("first", "second")] == [0, 0]
+
+
+async def test_a_service_that_ends_waits_for_a_start_that_is_being_stored(plane, monkeypatch):
+    await plane.create("job")
+    apply, stored, may_go_on = plane.hub.apply, asyncio.Event(), asyncio.Event()
+
+    async def slow(name, event):
+        if isinstance(event, events.HostsAsked):
+            stored.set()
+            await may_go_on.wait()
+        return await apply(name, event)
+
+    monkeypatch.setattr(plane.hub, "apply", slow)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(plane.passes(1))
+        await stored.wait()
+        draining = tasks.create_task(plane.reconciler.drain())
+        await asyncio.sleep(0.01)
+        assert not draining.done()
+        may_go_on.set()
+    assert [job.name for job in plane.hub.active_jobs()] == ["job"], "it is told to stop with the others"
 
 
 async def test_a_waiting_job_that_is_stopped_ends_at_once_and_frees_the_queue(plane):
