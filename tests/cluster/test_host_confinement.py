@@ -18,12 +18,15 @@ import pytest
 from host_world import DEADLINE_S, HostWorld, process, python, shell
 from host_worlds import ISOLATED, world_of
 
+from clary.agent.autopsy.spy_room import room_command
+from clary.agent.autopsy.stacks import find_py_spy, read_stacks
 from clary.agent.host.call_filter import refused_calls
 from clary.agent.host.mounts import closed_files
 from clary.agent.host.mounts.closed_files import find_closed
 from clary.agent.host.mounts.interpreter_folders import interpreter_binds
 from clary.agent.host.mounts.shown_folders import links_on_the_way, shown_folders
 from clary.agent.host.sandbox import Bind
+from clary.base.processes import live_descendants
 
 CALLS = """
 import ctypes, errno, json, os, sys
@@ -143,6 +146,51 @@ def test_programs_cannot_read_files_that_are_not_readable_by_all(world, planted)
     assert [path for path, word in said.items() if word == "read"] == []
     passwords = world.run("cut -d: -f2 /etc/shadow 2>/dev/null | sort -u").split()
     assert passwords in ([], ["*"])
+
+
+READ_LATER = """
+import os, sys, time
+print("ready", flush=True)
+while not os.path.exists("/opt/ml/mark"): time.sleep(0.02)
+for path in sys.argv[1:]:
+    try: print(path, "read" if open(path, "rb").read(9) else "empty", flush=True)
+    except OSError as error: print(path, type(error).__name__, flush=True)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to plant files")
+def test_programs_cannot_read_closed_files_that_appear_in_etc_while_they_run(world):
+    folder = Path(tempfile.mkdtemp(prefix="clary-planted-", dir="/etc"))
+    beside = Path(f"{folder}.keytab")
+    folder.chmod(0o755)
+    try:
+        (folder / "before").write_text("of the machine")
+        (folder / "of another").write_text("of the machine")
+        (folder / "of another").chmod(0o640)
+        os.chown(folder / "of another", 3, 4)
+        later = [folder / "k3s.yaml", beside]
+        sandbox = world.sandbox()
+        spec = python(READ_LATER)
+        places = [str(place) for place in (*later, folder / "of another", folder / "before")]
+        spec = type(spec)(**{**vars(spec), "argv": (*spec.argv, *places)})
+        program, listener = world.start(spec, sandbox=sandbox)
+        listener.wait_for("ready")
+        for place in later:
+            descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            os.write(descriptor, b"a secret of the machine")
+            os.close(descriptor)
+        Path(sandbox.ml_folder, "mark").touch()
+        listener.wait_for("done")
+        program.close()
+    finally:
+        shutil.rmtree(folder)
+        beside.unlink(missing_ok=True)
+    said = dict(line.rsplit(" ", 1) for line in listener.text().splitlines() if line.startswith("/"))
+    assert said.pop(str(folder / "before")) == "read"
+    assert [path for path, word in said.items() if word == "read"] == [], "of the machine's secrets"
+    assert len(said) == 3
 
 
 IMPORT = """
@@ -375,7 +423,7 @@ def test_unreadable_files_are_searched_again_in_changed_folders(tmp_path, monkey
     (tree / "deep" / "closed").unlink()
     os.mkfifo(tree / "deep" / "pipe")
     assert found() == ["closed", "deep/new", "deep/pipe"]
-    monkeypatch.setattr(closed_files, "_RACY_NS", 0)  # as if the folder had not changed for some seconds
+    monkeypatch.setattr(closed_files, "RACY_NS", 0)  # as if the folder had not changed for some seconds
     found()
     (tree / "open").chmod(0o600)
     (tree / "open").write_text("a secret by now")
@@ -421,3 +469,92 @@ def test_symbolic_links_in_the_path_of_a_folder_are_named(tmp_path):
     assert shown[str(tmp_path / "real/envs")] is False
     assert shown["/usr"] is True
     assert "/no/such" not in shown
+
+
+WAITS = """
+import time
+def waits_here():
+    print("up", flush=True)
+    time.sleep(600)
+waits_here()
+"""
+# The kernel calls the mapped file "/tmp/x/libpython3.11.so.1.0 (deleted)" by now.
+LEADS_AWAY = """
+import mmap, os, shutil, sys, time
+os.mkdir("/tmp/x")
+name = "/tmp/x/libpython3.11.so.1.0"
+shutil.copy("/bin/true", name)
+file = os.open(name, os.O_RDONLY)
+mapped = mmap.mmap(file, 0, prot=mmap.PROT_READ | mmap.PROT_EXEC, flags=mmap.MAP_PRIVATE)
+os.unlink(name)
+os.rmdir("/tmp/x")
+os.symlink(sys.argv[1], "/tmp/x")
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def descendants_of(program):
+    (pid,) = live_descendants(program.init_pid)
+    return pid
+
+
+@pytest.mark.skipif(find_py_spy() is None, reason="needs py-spy")
+def test_stacks_of_programs_are_read_with_rights_over_these_programs_alone(world):
+    program, listener = world.start(python(WAITS))
+    listener.wait_for("up")
+    (thread,), why = read_stacks(descendants_of(program), program=find_py_spy(), limit_s=DEADLINE_S)
+    assert why == ""
+    assert [frame.function for frame in thread.frames][-2:] == ["waits_here", "<module>"]
+
+
+@pytest.mark.skipif(find_py_spy() is None, reason="needs py-spy")
+def test_a_dump_opens_no_file_of_the_machine_that_a_program_names(world):
+    bait = world.base / "bait"
+    bait.mkdir()
+    place = bait / "libpython3.11.so.1.0 (deleted)"
+    os.mkfifo(place, 0o666)  # a reader of a pipe waits for a writer, and a writer sees whether there is a reader
+    place.chmod(0o666)
+    spec = python(LEADS_AWAY)
+    program, listener = world.start(type(spec)(**{**vars(spec), "argv": (*spec.argv, str(bait))}))
+    listener.wait_for("up")
+    found = []
+    pid = descendants_of(program)
+    reading = threading.Thread(target=lambda: found.append(read_stacks(pid, program=find_py_spy(), limit_s=2.0)))
+    reading.start()
+    was_opened = False
+    while reading.is_alive():
+        try:
+            os.close(os.open(place, os.O_WRONLY | os.O_NONBLOCK))
+            was_opened = True
+        except OSError:
+            time.sleep(0.001)
+    assert not was_opened
+    assert len(found) == 1
+
+
+@pytest.mark.skipif(find_py_spy() is None, reason="needs py-spy")
+def test_a_dump_of_another_process_with_the_same_number_is_refused(world):
+    program, listener = world.start(python(WAITS))
+    listener.wait_for("up")
+    found = read_stacks(descendants_of(program), program="/no/such", limit_s=1.0, started_at=1)
+    assert found == ((), "it has ended")
+    command = room_command([find_py_spy()], pid=descendants_of(program), started_at=1)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 70
+    assert "has ended" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["a script", "with libraries"])
+def test_a_py_spy_that_needs_files_of_the_job_is_not_run(world, kind):
+    program, listener = world.start(python(WAITS))
+    listener.wait_for("up")
+    script = world.base / "py-spy"
+    if kind == "a script":
+        script.write_text("#!/bin/sh\nexit 0\n")
+    else:
+        shutil.copy("/bin/true", script)
+    script.chmod(0o755)
+    found, why = read_stacks(descendants_of(program), program=str(script), limit_s=DEADLINE_S)
+    assert found == ()
+    assert "was not run: it needs other files" in why

@@ -227,6 +227,7 @@ os.mkdir(ENVIRONMENT + "/bin")
 os.symlink("{private}/bin/python", ENVIRONMENT + "/bin/python")
 os.unlink(ENVIRONMENT + "/pyvenv.cfg")
 open(ENVIRONMENT + "/pyvenv.cfg", "w").write("home = {private}/bin")
+open(ENVIRONMENT + "/bin/python._pth", "w").write("{private}/lib")
 return {{}}
 """
     source = lab.source(attack)
@@ -242,6 +243,7 @@ return {{}}
     assert not (library / "pipe").exists()
     assert str(private) not in (prepared.folder / "pyvenv.cfg").read_text()
     assert str(private) not in os.readlink(prepared.folder / "bin" / "python")
+    assert not (prepared.folder / "bin" / "python._pth").exists()
     assert any("pipe" in note for note in prepared.notes)
     done = subprocess.run([prepared.python, "-Ic", "import sys; print(sys.prefix)"], capture_output=True, text=True)
     assert done.stdout.strip() == str(prepared.folder)

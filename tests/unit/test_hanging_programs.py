@@ -1,5 +1,6 @@
 """Programs that hang in the kernel, where SIGKILL does not end them: every place that runs a program goes on."""
 
+import os
 import subprocess
 
 import pytest
@@ -52,7 +53,7 @@ def raised(kind, act):
 # Place that runs a program -> what its caller learns of a program that hangs.
 PLACES = {
     "gpu check": lambda folder: gpu_checks._run(["nvidia-smi"], 0.1),
-    "stacks": lambda folder: stacks.read_stacks(1, program="py-spy", limit_s=0.1)[1],
+    "stacks": lambda folder: stacks.read_stacks(os.getpid(), program="py-spy", limit_s=0.1)[1],
     "interpreter": lambda folder: raised(AgentError, lambda: interpreter.inspect_interpreter("/p/python")),
     "copied environment": lambda folder: raised(AgentError, lambda: clone._make_venv(facts_of("/p/python"), folder)),
     "overlays": lambda folder: overlay_support.why_no_overlay(folder),

@@ -14,7 +14,7 @@ from clary.base.mapped_users import MappedUsers
 from clary.base.string_enum import StrEnum
 from clary.contract.health import HealthAction
 from clary.contract.job_rules import MirrorPlan, RulePlan
-from clary.contract.settings.hyperparameters import NamedProgram, named_program
+from clary.contract.settings.hyperparameters import NamedProgram, named_program, told_to_program
 
 
 class Isolation(StrEnum):
@@ -231,6 +231,11 @@ class LaunchPlan:
         if self.command is not None:
             return None
         return named_program(self.hyperparameters, {**self.environment.variables, **self.user_environment})
+
+    @property
+    def told_hyperparameters(self) -> Mapping[str, str]:
+        """The hyperparameters that arguments and SM_* variables tell the program."""
+        return told_to_program(self.hyperparameters, job_name=self.job_name, image=self.environment.image)
 
     def host(self, name: str) -> HostPlan:
         """Return the host called `name`. Raises: KeyError if the job has no such host."""

@@ -355,6 +355,15 @@ def test_a_program_file_that_shadows_a_module_of_the_start_gets_a_new_interprete
     assert finished(*world.start(rank, sandbox=sandbox)) == expected
 
 
+def test_a_script_that_installs_a_package_imports_what_it_has_installed(world):
+    sandbox = world.sandbox_with("wave", "VERSION = 'old'")
+    standby = world.prepare(sandbox)
+    pip = "if len(sys.argv) > 9: subprocess.check_call([sys.executable, '-m', 'pip', 'install', 'wave==2'])"
+    copying = "open(sys.path[0] + '/wave.py', 'w').write('VERSION = 2')"  # what pip does
+    script = f"import subprocess, sys\n{pip}\n{copying}\nimport wave\nprint(wave.VERSION)"
+    assert finished(*world.start_in(standby, world.rank(sandbox, script))) == ([(0, None)], "2\n")
+
+
 def test_the_zygote_does_not_import_modules_of_the_program(world):
     sandbox = world.sandbox()
     own = "import os\nprint('imported by', os.environ.get('RANK'), os.getpid() == os.getpgrp())"

@@ -65,7 +65,7 @@ def test_llama(rank, size):
 
 
 def test_llama_made_with_eager_attention(rank, size):
-    """From transformers 4.48 on the name of the attention function is replaced, whatever it was."""
+    """From transformers 4.48 on the name of the attention function is replaced, also that of eager attention."""
     config = LlamaConfig(**_SIZES, num_key_value_heads=2)
     config._attn_implementation = "eager"
     check(LlamaForCausalLM(config), rank, size)

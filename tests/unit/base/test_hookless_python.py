@@ -11,6 +11,7 @@ import pytest
 
 from clary.agent.environments import sdk_drivers
 from clary.agent.environments.interpreter import inspect_interpreter
+from clary.base.errors import ClaryError
 from clary.base.hookless_python import hookless_command
 from clary.control.engines.interpreters import InterpreterProbe
 
@@ -63,6 +64,19 @@ def test_an_agent_asks_for_facts_without_running_hooks(environment, marker):
 
 def test_an_agent_looks_for_modules_of_drivers_without_running_hooks(environment, marker):
     assert sdk_drivers._missing(str(environment), ["xgboost", "no_such_module"]) == ["no_such_module"]
+
+
+@pytest.mark.parametrize("name", ["python", "python3"])
+def test_an_interpreter_whose_standard_library_a_file_replaces_is_not_asked(environment, marker, name):
+    fake = environment.parents[2] / "fake"
+    fake.mkdir()
+    (fake / "json.py").write_text(f"{PLANT.format(marker=str(marker))}; loads = dumps = None")
+    planted = environment.parent / f"{name}._pth"
+    planted.write_text(f"{fake}\n{Path(os.__file__).parent}\nimport site\n")
+    for ask in (InterpreterProbe().modules, inspect_interpreter):
+        with pytest.raises(ClaryError, match=f"{planted} can replace its standard library; remove this file"):
+            ask(str(environment.parent / name))
+    assert sdk_drivers._missing(str(environment.parent / name), ["no_such_module"]) == []
 
 
 def test_paths_are_those_of_an_ordinary_start(tmp_path):

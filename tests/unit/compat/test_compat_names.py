@@ -30,13 +30,14 @@ ANY_PYTHON = (
     "clary_cuda_on_cpu/refusing.py",
     "clary_cuda_on_cpu/wrapping.py",
     "torch_sagemaker/__init__.py",
+    "sagemaker_xgboost_container/__init__.py",
     "smdebug/__init__.py",
     "smdistributed/giving_way.py",
     "smdistributed/dataparallel/__init__.py",
     "smdistributed/modelparallel/__init__.py",
     *(
         str(path.relative_to(COMPAT))
-        for package in ("clary_toolkit", "sagemaker_training", "sagemaker_containers")
+        for package in ("clary_toolkit", "sagemaker_training", "sagemaker_containers", "smddpcommon")
         for path in sorted((COMPAT / package).rglob("*.py"))
     ),
 )

@@ -91,7 +91,19 @@ def test_stand_ins_can_be_copied_and_shown():
     assert "worker belongs to endpoints" in run(code)
 
 
-@pytest.mark.parametrize("package", ["sagemaker_training", "sagemaker_containers"])
+def test_a_script_for_several_hosts_may_wait_until_their_names_are_known():
+    code = "from sagemaker_containers import entry_point; print(entry_point._wait_hostname_resolution())"
+    assert run(code) == "None"
+
+
+def test_the_size_of_smddps_buckets_can_be_set_without_effect():
+    code = "import sys; sys.stderr = sys.stdout; import smddpcommon as hm; hm.setBucketSize(25 * 1024 * 1024)"
+    assert run(code).startswith("clary: smddpcommon.setBucketSize(26214400) has no effect")
+
+
+@pytest.mark.parametrize(
+    "package", ["sagemaker_training", "sagemaker_containers", "sagemaker_xgboost_container", "smddpcommon"]
+)
 def test_an_installed_package_takes_the_place_of_ours(package, tmp_path):
     folder = tmp_path / package
     folder.mkdir()

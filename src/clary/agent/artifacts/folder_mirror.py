@@ -17,7 +17,7 @@ import io
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +32,8 @@ AGAIN_S = 30.0  # minimum time between two uploads of a growing file
 # Bytes/s: a growing file is uploaded whole each time, so at least (its size / this) s pass between two uploads.
 AGAIN_BYTES_PER_S = 8 * 1024 * 1024
 MOST_LOAD = 50  # the pause after a scan is at least this many times the scan's own time
-MAX_FILES = 200_000  # per folder; further files are not stored
+MAX_FILES = 200_000  # per folder; further files are not stored, and `error` says so
+MAX_ENTRIES = 1_000_000  # names of any kind per scan, folders included
 LAST_NAMES = ("ended", "END_OF_JOB.ts")  # first parts of the paths of end marks
 _MAX_KEY_BYTES = 1024  # of S3
 
@@ -174,7 +175,7 @@ class FolderMirror(Worker):
         try:
             with self.opened() as folder:
                 began_s = time.thread_time()
-                marks = dict(_files(folder))
+                marks, unread = _files(folder)
                 self._look_s = time.thread_time() - began_s
                 lasts = {name for name in marks if _is_last(name)}
                 names = marks.keys() - lasts
@@ -251,19 +252,21 @@ def _is_last(name: str) -> bool:
     return name.split("/")[0] in LAST_NAMES
 
 
-def _files(folder: Folder) -> Iterator[tuple[str, _Mark]]:
-    """Yield the first `MAX_FILES` plain files below an open folder.
+def _files(folder: Folder) -> tuple[dict[str, _Mark], str]:
+    """Return the plain files below an open folder, and "", or the reason why some of them are missing.
 
     Names that begin with a dot are left out, because they belong to files that are still being written, and so are
     names that are not UTF-8.
     """
-    number = 0
-    for entry in entries(folder):
-        if number >= MAX_FILES:
-            return
+    marks: dict[str, _Mark] = {}
+    for number, entry in enumerate(entries(folder)):
+        if number >= MAX_ENTRIES:
+            return marks, f"the folder holds more than {MAX_ENTRIES} files and folders; some of them are not stored"
         if not entry.is_file or entry.path.rpartition("/")[2].startswith("."):
             continue
         with contextlib.suppress(UnicodeEncodeError):
             entry.path.encode()
-            number += 1
-            yield entry.path, (entry.status.st_ino, entry.status.st_size, entry.status.st_mtime_ns)
+            if len(marks) >= MAX_FILES:
+                return marks, f"the folder holds more than {MAX_FILES} files; some of them are not stored"
+            marks[entry.path] = (entry.status.st_ino, entry.status.st_size, entry.status.st_mtime_ns)
+    return marks, ""

@@ -211,7 +211,7 @@ def _look(
     entry = entries[pid]
     left_s = end_s - time.monotonic()
     if left_s > 0 and not is_ending():
-        threads, error = read_stacks(pid, program=program, limit_s=min(_TRY_S, left_s))
+        threads, error = read_stacks(pid, program=program, limit_s=min(_TRY_S, left_s), started_at=entry.started_at)
     else:
         threads, error = (), f"not looked at within {LIMIT_S:g} s"
     return ProcessDump(

@@ -1,6 +1,7 @@
 """Stacks of one process, by py-spy: calls of Python and, where the process may be paused, of native code.
 
 Where: `host_dump`, for each process of a program. py-spy reads another process's memory; nothing runs in that process.
+It also opens files that the process names: for programs of hosts with namespaces it runs in a room (`spy_room`).
 Source: `py-spy dump --help`; its JSON holds a list of threads with frames from the innermost outwards.
 """
 
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from clary.agent.autopsy.process_state import thread_states
+from clary.agent.autopsy.spy_room import is_apart, room_command
 from clary.base.limited_runs import OutputTooLong, RunTooLong, run_limited
+from clary.base.processes import read_entry
 from clary.contract.stack_dumps import MAX_FRAMES, MAX_THREADS, Frame, ThreadStack
 
 _NOT_TO_BE_PAUSED = "TtD"  # stopped, traced, or in an uninterruptible system call: a pause would not end
@@ -37,7 +40,9 @@ def find_py_spy() -> str | None:
     return str(own) if own.is_file() else shutil.which("py-spy")
 
 
-def read_stacks(pid: int, *, program: str | None, limit_s: float) -> tuple[tuple[ThreadStack, ...], str]:
+def read_stacks(
+    pid: int, *, program: str | None, limit_s: float, started_at: int | None = None
+) -> tuple[tuple[ThreadStack, ...], str]:
     """Return the stacks of a process's threads and "", or no stacks and the reason.
 
     Unwinding native code does not work in every process; where it fails, the calls of Python alone are read. A process
@@ -48,18 +53,28 @@ def read_stacks(pid: int, *, program: str | None, limit_s: float) -> tuple[tuple
         pid: of the process, on the machine.
         program: path of py-spy; None if it is not installed.
         limit_s: timeout of one run of py-spy; there are at most three runs.
+        started_at: start time of the process, as in `ProcessEntry`; None: that of the process with this pid now.
     """
     if program is None:
         return (), "py-spy is not installed beside the agent: pip install py-spy"
+    if started_at is None:
+        now = read_entry(pid)
+        started_at = None if now is None else now.started_at
     ways = [["--native"], [], ["--nonblocking"]]
     why = ""
     while ways:
         if any(state in _NOT_TO_BE_PAUSED for state in thread_states(pid)):
             ways = ways[-1:]
         options = ways.pop(0)
+        entry = read_entry(pid)
+        if entry is None or started_at is None or entry.started_at != started_at:
+            return (), "it has ended"
         try:
+            command = [program, "dump", "--json", *options, "--pid", str(pid)]
+            if is_apart(pid):
+                command = room_command(command, pid=pid, started_at=started_at)
             ended = run_limited(
-                [program, "dump", "--json", *options, "--pid", str(pid)],
+                command,
                 limit_s=limit_s,
                 most_bytes=MAX_OUTPUT_BYTES,
                 memory_bytes=_MEMORY_BYTES,

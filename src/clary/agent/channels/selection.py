@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, BinaryIO, Protocol
 
-from clary.agent.channels.layout import checked_parts, require_distinct
+from clary.agent.channels.layout import checked_parts, refused_key, require_distinct
 from clary.agent.notes import NoteBook
 from clary.base.errors import AgentError, Fault
 from clary.contract.launch_plan import Channel, InputMode
@@ -143,6 +143,8 @@ def _of_manifest(uri: S3Uri, channel: Channel, manifests: ManifestSource) -> Sel
         entries = json.loads(body)
     except ValueError as error:
         raise _bad_manifest(uri, channel, f"it is no JSON ({error})") from error
+    except RecursionError as error:
+        raise _bad_manifest(uri, channel, "its JSON is nested too deep; expected one array of strings") from error
     if not isinstance(entries, list) or not entries or not isinstance(entries[0], dict):
         raise _bad_manifest(uri, channel, 'expected an array whose first element is {"prefix": "s3://..."}')
     prefix = entries[0].get("prefix")
@@ -166,6 +168,8 @@ def _manifest_object(base: S3Uri, entry: Any, *, channel: Channel, where: str) -
             fault=Fault.USER,
         )
     key = base.key + entry
+    if {".", ".."}.intersection(key.split("/")):  # the store may resolve them, also where the key is no file's path
+        raise refused_key(key, f'a part of it is "." or "..", in {where}', channel=channel.name)
     path = _file_path(entry, key=key, channel=channel)
     return ChannelObject(bucket=base.bucket, key=key, path=path, size_bytes=None)
 

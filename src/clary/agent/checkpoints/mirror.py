@@ -19,7 +19,7 @@ from clary.agent.checkpoints.looking import Looks
 from clary.agent.checkpoints.outcomes import Flushed, Listeners, named
 from clary.agent.checkpoints.progress import Progress
 from clary.agent.checkpoints.publishing import Publisher
-from clary.agent.checkpoints.scanning import scan
+from clary.agent.checkpoints.scanning import TooManyEntriesError, scan
 from clary.agent.checkpoints.sights import Pace
 from clary.agent.checkpoints.storing import SetWriter, missing_paths
 from clary.agent.worker import Worker, never
@@ -170,6 +170,8 @@ class Mirror(Worker):
             self._is_store_away = isinstance(error, ClaryError) and error.retryable
             self._num_hopeless += not self._is_store_away
             logger.warning("checkpoints: %s", error)
+            if isinstance(error, TooManyEntriesError):
+                self._note_once(f"checkpoints: {error}")
             self._progress.begins()
             self._progress.failed(str(error))
             if self._writer.last is not before:
@@ -299,19 +301,21 @@ class Mirror(Worker):
 
     def _outcome(self) -> Flushed:
         """Determine the files that the sets lack, and report the final facts."""
-        error = ""
+        error, is_over_limit = "", False
         try:
             snapshot = scan(self._folder)
             missing = missing_paths(snapshot, self._writer.taken)
             missed = [path for path in missing if path not in self._torn]
             size_bytes = sum(snapshot.files[path].size_bytes for path in missed if path in snapshot.files)
+        except TooManyEntriesError as caught:
+            missed, size_bytes, error, is_over_limit = ["."], 0, str(caught), True
         except OSError as caught:
             missed, size_bytes, error = ["."], 0, f"the folder cannot be read: {caught}"
         self._progress.missed(tuple(missed), torn=self._torn, size_bytes=size_bytes)
         facts = self._publish_facts()
         if missed and not error:
             error = facts.error or "the object store did not take them in time"
-        return Flushed(missed=tuple(missed), error=error, torn=self._torn)
+        return Flushed(missed=tuple(missed), error=error, torn=self._torn, is_over_limit=is_over_limit)
 
     def _note_once(self, sentence: str, *, key: str = "") -> None:
         """Note a sentence once per key; the default key is the sentence."""

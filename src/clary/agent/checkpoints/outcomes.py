@@ -26,6 +26,7 @@ class Flushed:
     missed: tuple[str, ...] = ()  # paths whose last state or deletion is in no set
     error: str = ""  # reason, if a path was missed
     torn: tuple[str, ...] = ()  # paths left out, since they or files of their group are not whole
+    is_over_limit: bool = False  # whether the folder has more entries than a set takes; another attempt would too
 
 
 def named(paths: Sequence[str]) -> str:

@@ -2,7 +2,8 @@
 
 Skipped with a reason: sockets, named pipes, devices, links that leave the folder, names that are no UTF-8 text or too
 long, folders that are nested too deep, and the folder name reserved for sets. The folder in which another host's
-restore collects files is skipped without a reason. A file that vanishes during the scan counts as missing.
+restore collects files is skipped without a reason. A file that vanishes during the scan counts as missing. A folder
+with more than `MAX_ENTRIES` entries is not scanned to its end, because the agent keeps facts of each in memory.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from clary.agent.checkpoints.folder import CheckpointFolder, open_below
 from clary.agent.checkpoints.places import inner_target, path_problem
 from clary.contract.checkpoint_sets import OWN_FOLDER
 
+MAX_ENTRIES = 1_000_000  # names in the folder and all folders below it; about 0.5 GB of the agent's memory
 _MAX_DEPTH = 100  # nested folders, each with an open descriptor
 _MODE_BITS = 0o777
 _REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
@@ -26,6 +29,10 @@ _LEAVES = "left out, symbolic links that leave the folder"
 _NO_NAME = "left out, names that can not be kept"
 _OWN = "left out, the name is taken for the sets themselves"
 _TOO_DEEP = f"left out, more than {_MAX_DEPTH} folders deep"
+
+
+class TooManyEntriesError(OSError):
+    """A checkpoint folder with more entries than a scan takes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +63,7 @@ class Snapshot:
 def scan(folder: CheckpointFolder) -> Snapshot:
     """Return the content of the folder; a missing folder counts as empty.
 
-    Raises: OSError if the folder cannot be read, or if a link has replaced it.
+    Raises: OSError if the folder cannot be read, or if a link has replaced it; TooManyEntriesError.
     """
     walk = _Walk(folder.inside)
     try:
@@ -86,12 +93,13 @@ class _Walk:
         self.folders: set[str] = set()
         self.links: dict[str, str] = {}
         self.left_out: dict[str, list[str]] = {}
+        self._num_seen = 0
 
     def look_into(self, descriptor: int, above: str, depth: int = 0) -> bool:
         """Read an open folder and close it; return whether it has an entry that is not skipped."""
         holds_any = False
         try:
-            for name in sorted(os.listdir(descriptor)):
+            for name in self._names(descriptor):
                 path = f"{above}/{name}" if above else name
                 if path.startswith(f"{STAGING}-"):
                     continue  # another host that shares the folder is restoring
@@ -104,6 +112,18 @@ class _Walk:
         finally:
             os.close(descriptor)
         return holds_any
+
+    def _names(self, descriptor: int) -> list[str]:
+        """Return the sorted names in an open folder. Raises: TooManyEntriesError."""
+        with os.scandir(descriptor) as entries:
+            names = [entry.name for entry in islice(entries, MAX_ENTRIES - self._num_seen + 1)]
+        self._num_seen += len(names)
+        if self._num_seen > MAX_ENTRIES:
+            raise TooManyEntriesError(
+                f"the folder {self._root} holds more than {MAX_ENTRIES} files and folders, which is the limit, so no "
+                "new set is stored; remove old checkpoints, or write fewer and larger files"
+            )
+        return sorted(names)
 
     def _look_at(self, folder: int, name: str, path: str, depth: int) -> bool:
         try:

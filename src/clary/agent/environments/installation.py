@@ -28,6 +28,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clary.agent.environments.package_index import (
+    is_installers,
+    is_secret,
     is_without_index,
     local_folders,
     uv_index_variables,
@@ -47,7 +49,7 @@ _PLAIN_CACHE = "uv"
 _PLAIN_LIST = "requirements.txt"
 # Variables of the machine that an installation, and so packages' build scripts, may see.
 _PASSED = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "CC", "CXX", "CFLAGS")
-_PASSED_PREFIXES = ("LC_", "SSL_", "PIP_", "UV_", "CARGO_", "CUDA_")
+_PASSED_PREFIXES = ("LC_", "SSL_", "CARGO_", "CUDA_")  # besides those of installers; no secrets
 _PASSED_SUFFIXES = ("_CA_BUNDLE",)
 _PASSED_TO_PLAIN = ("HOME", "TMPDIR", "NETRC")
 _PASSED_TO_PLAIN_PREFIXES = ("XDG_",)
@@ -265,8 +267,10 @@ class Installation:
 
 
 def _is_passed(name: str, *, is_isolated: bool) -> bool:
-    if name in _PASSED or name.startswith(_PASSED_PREFIXES) or name.endswith(_PASSED_SUFFIXES):
+    if name in _PASSED or is_installers(name) or name.endswith(_PASSED_SUFFIXES):
         return True
+    if name.startswith(_PASSED_PREFIXES):
+        return not is_secret(name)
     is_plain = name in _PASSED_TO_PLAIN or name.startswith(_PASSED_TO_PLAIN_PREFIXES)
     return not is_isolated and (is_plain or name.endswith(_PASSED_TO_PLAIN_SUFFIXES))
 

@@ -2,13 +2,14 @@
 
 Where: `installation` gives the result to uv, which does not read pip's configuration itself. Existing settings of the
 machine for uv take precedence. Of the owner's secrets, an installation gets only the credentials of the configured
-indexes.
+indexes. `variables` asks here, too, which of the owner's variables a program may get.
 Source: pip documentation, "Configuration"; uv documentation, "Compatibility with pip".
 """
 
 from __future__ import annotations
 
 import netrc
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
@@ -16,7 +17,37 @@ from urllib.parse import quote, unquote, urlsplit
 from clary.contract.settings.pip_options import pip_options
 
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
+# Settings of uv and pip that say where and how packages are fetched and built; the rest of PIP_* and UV_*, such as the
+# owner's tokens for publishing, is not an installation's business.
+_UV_SETTINGS = (
+    r"BUILD_CONSTRAINT|COMPILE_BYTECODE|CONCURRENT_BUILDS|CONCURRENT_DOWNLOADS|CONCURRENT_INSTALLS|"
+    r"CONFIG_FILE|CONSTRAINT|EXCLUDE|EXCLUDE_NEWER|FORK_STRATEGY|HTTP_CONNECT_TIMEOUT|HTTP_RETRIES|"
+    r"HTTP_TIMEOUT|INDEX_STRATEGY|INSECURE_HOST|LINK_MODE|NATIVE_TLS|NO_BINARY|NO_BINARY_PACKAGE|"
+    r"NO_BUILD|NO_BUILD_ISOLATION|NO_BUILD_PACKAGE|NO_CONFIG|NO_INDEX|NO_SOURCES|OFFLINE|OVERRIDE|"
+    r"PRERELEASE|REQUEST_TIMEOUT|REQUIRE_HASHES|RESOLUTION|SYSTEM_CERTS|TORCH_BACKEND|VERIFY_HASHES"
+)
+_PIP_SETTINGS = (
+    r"BREAK_SYSTEM_PACKAGES|CERT|CLIENT_CERT|CONFIG_FILE|CONSTRAINT|DEFAULT_TIMEOUT|"
+    r"DISABLE_PIP_VERSION_CHECK|EXTRA_INDEX_URL|FIND_LINKS|INDEX_URL|NO_BINARY|NO_BUILD_ISOLATION|"
+    r"NO_CACHE_DIR|NO_INDEX|NO_INPUT|ONLY_BINARY|PRE|PREFER_BINARY|RETRIES|TIMEOUT|TRUSTED_HOST"
+)
+_SETTINGS = re.compile(f"UV_({_UV_SETTINGS})|PIP_({_PIP_SETTINGS})")
+_INDEX_LOGIN = re.compile(r"UV_INDEX_\w+_(USERNAME|PASSWORD)")  # of an index that UV_INDEX or uv.toml names
+_PUBLISHING = "UV_PUBLISH_"
+_SECRETS = ("PASSWORD", "PASSWD", "PASSPHRASE", "TOKEN", "SECRET", "CREDENTIAL", "KEYRING", "API_KEY", "PRIVATE_KEY")
 _INDEX_LISTS = {"UV_FIND_LINKS": ",", "UV_INDEX": None, "UV_EXTRA_INDEX_URL": None}  # variable -> separator
+
+
+def is_installers(name: str) -> bool:
+    """Whether an installation gets this variable of the machine: for a package index, its login, or the installer."""
+    return name in _INDEX_VARIABLES or any(one.fullmatch(name) for one in (_SETTINGS, _INDEX_LOGIN))
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable's name says that it is a secret, or serves publishing; logins of indexes do not count."""
+    if _INDEX_LOGIN.fullmatch(name):
+        return False
+    return name.startswith(_PUBLISHING) or any(word in name.upper() for word in _SECRETS)
 
 
 def uv_index_variables(machine: Mapping[str, str], prefix: str) -> dict[str, str]:

@@ -48,6 +48,7 @@ from clary.agent.host.overlay_support import why_no_overlay
 from clary.base.beneath import Folder
 from clary.base.beneath_trees import remove_tree
 from clary.base.errors import AgentError, Fault
+from clary.base.hookless_python import PATH_FILE_ENDING
 from clary.contract.launch_plan import Environment
 
 INSTALL_TIMEOUT_S = 1800.0  # requirements that compile for longer need an environment of their own
@@ -247,7 +248,10 @@ def _taken_over(task: _Task, installation: Installation) -> list[str]:
 
 @dataclass(frozen=True)
 class _OwnFiles:
-    """Interpreter links and settings of a copy, on which the agent relies; restored after an installation."""
+    """Interpreter links and settings of a copy, on which the agent relies; restored after an installation.
+
+    Files that would replace an interpreter's standard library are removed.
+    """
 
     settings: bytes
     links: dict[str, str] = field(default_factory=dict)  # `bin/NAME` -> target
@@ -265,6 +269,10 @@ class _OwnFiles:
         with Folder.at(folder) as root:
             if not root.exists(_BIN) or not stat.S_ISDIR(root.status(_BIN).st_mode):
                 remove_tree(root, _BIN)
+            else:
+                for name in root.names(_BIN):
+                    if name.endswith(PATH_FILE_ENDING):
+                        remove_tree(root, f"{_BIN}/{name}")
             for path, text in self.links.items():
                 remove_tree(root, path)
                 root.folder(_BIN, create=True).close()

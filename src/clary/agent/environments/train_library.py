@@ -7,7 +7,9 @@ Where: the supervisor builds it together with `/opt/ml`; launchers put it last o
         smdistributed, smdebug, horovod  links to `clary.compat`
         sagemaker_training              link; the description of the job, as AWS's containers have it
         sagemaker_containers            link; the same under its older name
-        clary_toolkit                   link; the modules of both
+        sagemaker_xgboost_container     link; what scripts of XGBoost's image call
+        smddpcommon                     link; a module of AWS's SMDDP
+        clary_toolkit                   link; the modules of sagemaker_training and sagemaker_containers
         clary_autoload.py               link; called when torch is imported
         clary_cuda_on_cpu               link; called when torch is imported, acts only on request
         clary_rehearsal.py              likewise
@@ -16,8 +18,8 @@ Where: the supervisor builds it together with `/opt/ml`; launchers put it last o
 [Note: the user's packages win] PYTHONPATH precedes site-packages, so even the last folder on PYTHONPATH would win over
 the user's packages. `clary` and `smdistributed` are therefore namespace packages here: Python prefers a regular package
 of that name anywhere on the path. If AWS's `smdistributed` is a namespace package too, the code of our
-`smdistributed.dataparallel` loads AWS's module instead; our `smdebug`, `horovod`, `sagemaker_training` and
-`sagemaker_containers`, which are regular packages, do the same.
+`smdistributed.dataparallel` loads AWS's module instead; our `smdebug`, `horovod`, `sagemaker_training`,
+`sagemaker_containers`, `sagemaker_xgboost_container` and `smddpcommon`, which are regular packages, do the same.
 Source: PEP 420; torch 2.5 "Autoloading Out-of-Tree Extension".
 """
 
@@ -39,6 +41,8 @@ _COMPAT = (
     "horovod",
     "sagemaker_training",
     "sagemaker_containers",
+    "sagemaker_xgboost_container",
+    "smddpcommon",
     "clary_toolkit",
     "clary_autoload.py",
     "clary_cuda_on_cpu",

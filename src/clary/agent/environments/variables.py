@@ -1,7 +1,7 @@
 """Variables of the program: the service's variables of every container, and the SM_* variables of AWS's launchers.
 
 Where: the supervisor merges them into a launcher's context. Every value is computed; from the agent's own environment
-only the names in `INHERITED`, PIP_*, UV_* and, unless the user sets it, PATH are copied.
+only the names in `INHERITED`, PIP_* and UV_* except secrets, and, unless the user sets it, PATH are copied.
 Source: sagemaker-training 5.1.4 `Environment.to_env_vars` (compared with its own output in
 `tests/assets/sm_variables`); SDK 3.27 `container_drivers/scripts/environment.py` for variables that only SDK v3 sets.
 """
@@ -30,10 +30,12 @@ from clary.agent.environments.config_files import (
     step_counts_folder,
     steps_folder,
 )
+from clary.agent.environments.package_index import is_secret
 from clary.agent.environments.stop_notice import stop_notice_path
 from clary.contract import deep_profiles, step_counts
 from clary.contract.launch_plan import HostPlan, Isolation, LaunchPlan
 from clary.contract.ml_tree import MlTree
+from clary.contract.object_store.library_variables import ENDPOINT, OF_ENDPOINT, library_variables
 from clary.contract.settings import hyperparameters as hps
 from clary.contract.settings.distribution import INSTANCE_GROUPS, DistributionKind, read_distribution
 from clary.contract.step_records import FOLDER_VARIABLE
@@ -110,7 +112,8 @@ def program_variables(
         inside: `/opt/ml` in the program's view.
         python: interpreter of the prepared environment.
         shims_folder: folders put before the environment's own programs in PATH, separated by colons.
-        machine: the agent's environment, from which the names in `INHERITED`, `PIP_*`, `UV_*` and PATH are copied.
+        machine: the agent's environment, from which the names in `INHERITED`, `PIP_*`, `UV_*` and PATH are copied,
+            without secrets; logins of package indexes are no secrets here.
         brings_wandb_key: whether the code includes a key of Weights & Biases.
     """
     variables = service_variables(plan, host, inside, python=python, shims_folder=shims_folder, machine=machine)
@@ -167,6 +170,10 @@ def service_variables(
         variables[step_counts.FOLDER_VARIABLE] = str(step_counts_folder(inside))
     variables |= _reporting_variables(plan, host, inside)
     variables |= compilation_variables(plan, host, inside)
+    variables |= library_variables(endpoint.url)
+    if ENDPOINT in plan.user_environment:  # a store of the user's own, which may have TLS
+        for name in OF_ENDPOINT:
+            del variables[name]
     variables |= plan.environment.variables
     variables |= {name: value for name, value in plan.user_environment.items() if name not in RESERVED}
     variables |= {
@@ -178,7 +185,7 @@ def service_variables(
         "CLARY_COLLECTIVE_SECRET": collective_secret(plan),
         "CLARY_HOST_GPUS": ",".join(map(str, host.resources.gpu_indices)),  # for the launchers' nvidia-smi
         "AWS_ENDPOINT_URL": endpoint.url,
-        "S3_ENDPOINT_URL": endpoint.url,  # the toolkit passes this variable to its S3 client
+        "S3_ENDPOINT_URL": endpoint.url,  # the toolkit passes this variable to its S3 client: no other store's
         "AWS_ACCESS_KEY_ID": endpoint.credentials.access_key_id,
         "AWS_SECRET_ACCESS_KEY": endpoint.credentials.secret_access_key,
         "PATH": ":".join(
@@ -268,7 +275,7 @@ def _toolkit_values(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[st
     resources = resource_config(plan, host)
     groups = {group["instance_group_name"]: group for group in resources["instance_groups"]}
     channels = {channel.name: str(inside.channel(channel.name)) for channel in channels_of(plan, host)}
-    user_values = hps.user_values(plan.hyperparameters)
+    user_values = hps.user_values(plan.told_hyperparameters)
     training_env = _training_env(plan, host, inside)
     values = {
         "hosts": resources["hosts"],
@@ -300,7 +307,7 @@ def _toolkit_values(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[st
         "model_dir": str(inside.model),
         "module_dir": training_env["module_dir"],
         "training_env": training_env,
-        "user_args": list(hps.cli_arguments(plan.hyperparameters)),
+        "user_args": list(hps.cli_arguments(plan.told_hyperparameters)),
         "output_intermediate_dir": str(inside.intermediate),
     }
     values |= {f"channel_{name}": path for name, path in channels.items()}
@@ -333,7 +340,7 @@ def _training_env(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str,
         "distribution_instance_groups": distribution_groups,
         "framework_module": plan.user_environment.get("SAGEMAKER_TRAINING_MODULE"),
         "hosts": resources["hosts"],
-        "hyperparameters": hps.user_values(plan.hyperparameters),
+        "hyperparameters": hps.user_values(plan.told_hyperparameters),
         "input_config_dir": str(inside.config),
         "input_data_config": input_data_config(plan, host),
         "input_dir": str(inside.input),
@@ -377,7 +384,7 @@ def _v3_values(plan: LaunchPlan, host: HostPlan, inside: MlTree) -> dict[str, An
         "SM_SOURCE_DIR": str(inside.code),
         "SM_ENTRY_SCRIPT": "" if plan.program is None else plan.program.name,
     }
-    for name, value in hps.user_values(plan.hyperparameters).items():
+    for name, value in hps.user_values(plan.told_hyperparameters).items():
         values[f"SM_HP_{name.replace('-', '_').upper()}"] = value
     return values
 
@@ -403,7 +410,7 @@ def _text(value: Any) -> str:
 
 
 def _is_inherited(name: str) -> bool:
-    return name in INHERITED or name.startswith(_INHERITED_PREFIXES)
+    return name in INHERITED or (name.startswith(_INHERITED_PREFIXES) and not is_secret(name))
 
 
 def _keep_from_proxy(variables: dict[str, str], plan: LaunchPlan) -> None:

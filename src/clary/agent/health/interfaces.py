@@ -6,6 +6,7 @@ Source: netdevice(7), tcp(7), ip(7).
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -65,13 +66,23 @@ def stream_through(interface: str, address: str) -> socket.socket:
     return stream
 
 
-def datagrams_at(port: int, *, receive_bytes: int) -> socket.socket:
-    """Return a UDP socket bound to `port` that never sends fragmented packets."""
+def datagrams_at(port: int, *, address: str, receive_bytes: int) -> socket.socket:
+    """Return a UDP socket bound to `port` that never sends fragmented packets.
+
+    Args:
+        address: of this host, from which packets are sent; if no interface has it, the kernel chooses one.
+        receive_bytes: size of the receive buffer.
+    """
     datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     try:
         datagrams.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE)
         datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        datagrams.bind(("0.0.0.0", port))  # noqa: S104 - a namespace that only the job's hosts share
+        try:
+            datagrams.bind((address, port))
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            datagrams.bind(("0.0.0.0", port))  # noqa: S104 - a namespace that only the job's hosts share
     except OSError:
         datagrams.close()
         raise

@@ -20,7 +20,15 @@ from dataclasses import replace
 from typing import TypeVar
 
 from clary.agent.health import interfaces
-from clary.agent.health.listener import HELLO, LOSS, SIZE, Listener, datagram
+from clary.agent.health.listener import (
+    HELLO,
+    LOSS,
+    LOSS_ROUNDS,
+    MOST_LOSS_DATAGRAMS,
+    SIZE,
+    Listener,
+    datagram,
+)
 from clary.agent.health.readings import DOCTOR_PORT, Answer, LinkReading, NetworkOrder, Peer
 from clary.base.async_timeout import timeout
 
@@ -33,14 +41,14 @@ _NUM_EXCHANGES = 15
 _FEWEST_EXCHANGES = 5
 _EXCHANGES_S = 0.4
 # per peer; a loss of 5 % is 50 +- 7 of the former, or 10 +- 3 of the latter
-_MOST_DATAGRAMS, _FEWEST_DATAGRAMS = 1000, 200
+_MOST_DATAGRAMS, _FEWEST_DATAGRAMS = MOST_LOSS_DATAGRAMS, 200
 _ALL_DATAGRAMS = 2000  # to all peers together, unless the fewest per peer are more
 _DATAGRAMS_PER_TURN = 40
 _TURN_S = 0.005
 _SLOW_MBIT_S = 20.0  # links with a lower planned rate get fewer datagrams
 _NUM_SLOW_DATAGRAMS = 100
 _TAIL_S = 0.1  # wait for the last datagrams, in addition to the round trip
-_NUM_ROUNDS = 3  # rounds before packets count as lost
+_NUM_ROUNDS = LOSS_ROUNDS  # rounds before packets count as lost
 _BETWEEN_ROUNDS_S = 0.3  # lets a busy machine recover
 _FULL_S = 1.0  # wait for room in this host's send buffer
 _NUM_RISES = 10  # maximum number of recounts while datagrams still arrive

@@ -13,6 +13,9 @@ before the answer:
 
 Datagrams contain their number and sender; a datagram of the MTU check is answered by a small datagram. A host that
 takes no part in the sum announces this by datagram, because it may be unable to connect to a host that waits for it.
+
+Programs of the job, and on a shared network strangers, can send here too. So only the planned names and numbers are
+kept, datagrams count only from the addresses of the job's hosts, and the number of conversations is limited.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import socket
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from clary.agent.health import interfaces
 
@@ -35,6 +38,10 @@ _RECEIVE_BYTES = 4 * 1024 * 1024  # the kernel may grant less
 _LARGEST_BYTES = 65536
 _END_S = 1.0  # wait for aborted conversations
 _PER_TURN = 256  # datagrams read before other tasks run
+LOSS_ROUNDS = 3  # rounds of loss datagrams before packets count as lost
+MOST_LOSS_DATAGRAMS = 1000  # per round and sender; their numbers go on from round to round
+_CONVERSATIONS_PER_HOST = 8  # a peer needs two at a time
+_MOST_DIGITS = 20  # of a number in the sum
 _MOST_TURNS = 256  # batches read before a line is answered: more than any receive buffer holds
 
 
@@ -55,15 +62,17 @@ class Listener:
     """Answers the peers of one host; counts their datagrams by name and queues their numbers for the sum.
 
     Args:
-        names: of all hosts, in the job's order, which is the same on every host.
+        addresses: name -> address of all hosts, in the job's order, which is the same on every host.
         host: this host.
         port: TCP and UDP.
         interface: the interface that receives and sends datagrams.
     """
 
-    def __init__(self, names: Sequence[str], host: str, *, port: int, interface: str) -> None:
-        self._names = names
-        self._place = names.index(host)
+    def __init__(self, addresses: Mapping[str, str], host: str, *, port: int, interface: str) -> None:
+        self._names = tuple(addresses)
+        self._address = addresses[host]
+        self._known = frozenset(addresses.values())
+        self._place = self._names.index(host)
         self._port = port
         self._interface = interface
         self._datagrams: socket.socket | None = None
@@ -73,13 +82,15 @@ class Listener:
         self._overrun_before = interfaces.datagrams_overrun()
         self.num_heard: dict[str, int] = defaultdict(int)  # datagrams of any kind, by sender
         self.passed: dict[str, int] = defaultdict(int)  # peer -> size of the largest packet that it has answered
-        self.sums: asyncio.Queue[tuple[int, int] | str] = asyncio.Queue()  # round and number, or a host without a part
+        # Round and number, or a host without a part; a whole sum has two numbers, and each host says NO_SUM once.
+        self.sums: asyncio.Queue[tuple[int, int] | str] = asyncio.Queue(2 * len(self._names) + 2)
+        self._without_sum: set[str] = set()
         self.left: set[str] = set()  # peers that have ended their conversation with this host
         self.has_left = asyncio.Event()  # set whenever a peer ends its conversation
 
     async def open(self) -> None:
         """Start to answer. Raises: OSError if the port is in use."""
-        self._datagrams = interfaces.datagrams_at(self._port, receive_bytes=_RECEIVE_BYTES)
+        self._datagrams = interfaces.datagrams_at(self._port, address=self._address, receive_bytes=_RECEIVE_BYTES)
         with contextlib.suppress(OSError):  # a missing interface is reported by the readings
             self._datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, self._interface.encode() + b"\0")
         asyncio.get_running_loop().add_reader(self._datagrams.fileno(), self._take_datagrams)
@@ -130,21 +141,23 @@ class Listener:
                 data, sender = self._datagrams.recvfrom(_LARGEST_BYTES)
             except OSError:
                 return False
-            if len(data) < _DATAGRAM.size:
+            if len(data) < _DATAGRAM.size or sender[0] not in self._known:
                 continue
             magic, kind, place, packet_bytes, number = _DATAGRAM.unpack_from(data)
             if magic != _MAGIC or place >= len(self._names):
                 continue
             name = self._names[place]
             self.num_heard[name] += 1
-            if kind == LOSS:
+            if kind == LOSS and number < LOSS_ROUNDS * MOST_LOSS_DATAGRAMS:
                 self._loss_numbers[name].add(number)
             elif kind == SIZE:
                 self.send(
                     _DATAGRAM.pack(_MAGIC, SIZE_ANSWER, self._place, len(data) + HEADERS_BYTES, number), sender[0]
                 )
-            elif kind == NO_SUM:
-                self.sums.put_nowait(name)
+            elif kind == NO_SUM and name not in self._without_sum:
+                self._without_sum.add(name)
+                with contextlib.suppress(asyncio.QueueFull):  # the sum fails anyway, by an earlier entry
+                    self.sums.put_nowait(name)
             elif kind == SIZE_ANSWER:
                 self.passed[name] = max(self.passed[name], packet_bytes)
         return True
@@ -152,11 +165,16 @@ class Listener:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         own_task = asyncio.current_task()
         assert own_task is not None
+        if len(self._conversations) >= _CONVERSATIONS_PER_HOST * len(self._names):
+            writer.transport.abort()
+            return
         self._conversations[own_task] = writer
         name, is_conversation = "", False
         try:
             while line := (await reader.readline()).decode(errors="replace").split():
                 if line[0] == "hello":
+                    if name or line[1] not in self._names:
+                        return
                     name, is_conversation = line[1], line[2] == "stay"
                     answer = "hello"
                 elif line[0] == "echo":
@@ -165,8 +183,8 @@ class Listener:
                 elif line[0] == "count":
                     self.drain()
                     overrun = interfaces.datagrams_overrun() - self._overrun_before
-                    answer = f"{len(self._loss_numbers[name])} {overrun}"
-                elif line[0] == "sum":
+                    answer = f"{len(self._loss_numbers.get(name, ()))} {overrun}"
+                elif line[0] == "sum" and len(line[2]) <= _MOST_DIGITS:
                     self.sums.put_nowait((int(line[1]), int(line[2])))
                     answer = "ok"
                 elif line[0] == "burst":
@@ -175,7 +193,7 @@ class Listener:
                     return
                 writer.write(f"{answer}\n".encode())
                 await writer.drain()
-        except (OSError, ValueError, IndexError):  # aborted, or a client of another protocol
+        except (OSError, ValueError, IndexError, asyncio.QueueFull):  # aborted, or a client of another protocol
             pass
         finally:
             self._conversations.pop(own_task)

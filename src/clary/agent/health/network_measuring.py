@@ -52,7 +52,9 @@ async def _run(
     order: NetworkOrder, names: NameCheck, taken: Sequence[int], unanswered: Mapping[str, Sequence[int]]
 ) -> None:
     began_s = time.monotonic()
-    listener = Listener(order.names, order.host, port=DOCTOR_PORT, interface=order.interface)
+    by_name = {order.host: order.address, **{peer.name: peer.address for peer in order.peers}}
+    addresses = {name: by_name[name] for name in order.names}
+    listener = Listener(addresses, order.host, port=DOCTOR_PORT, interface=order.interface)
     await listener.open()
     probes = [LinkProbe(order, peer, listener, ports=unanswered.get(peer.name, ())) for peer in order.peers]
     try:

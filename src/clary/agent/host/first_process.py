@@ -26,6 +26,7 @@ from clary.agent.host.mounts.machine_view import LAYERS_FOLDER, UPPER_FOLDER
 from clary.agent.host.program_order import host_order, process_orders
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
 from clary.base.errors import AgentError
+from clary.base.processes import read_entry
 from clary.contract.launch_plan import Isolation
 
 KILL_LIMIT_S = 5.0  # for processes to end after SIGKILL; processes that hang in the kernel take longer
@@ -54,6 +55,15 @@ class FirstProcess:
     def has_ended(self) -> bool:
         """Whether the first process has ended or was never started."""
         return self._init is None or self._init.poll() is not None
+
+    def has_started(self, pid: int) -> bool:
+        """Whether a process is process 1 of this host: the started process, or with namespaces its child."""
+        if self._init is None:
+            return False
+        if self._sandbox.isolation is Isolation.PROCESSES:
+            return pid == self._init.pid
+        entry = read_entry(pid)
+        return entry is not None and entry.parent == self._init.pid
 
     def launch(
         self,
@@ -170,7 +180,8 @@ class FirstProcess:
 
     def why_ended(self) -> str:
         """Return why the first process ended before its program ran: its reported failure, else its standard error."""
-        with contextlib.suppress(OSError):
+        # A report that a process of the host forged is no reason.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             while not self._failure and (data := self.control.recv(MAX_MESSAGE_BYTES)):
                 report = json.loads(data)
                 if report["kind"] == "failed":

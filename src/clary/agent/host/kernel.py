@@ -177,13 +177,7 @@ def bind_mapped(source: str, target: str, *, users: int, read_only: bool = False
         read_only: whether the mount is read-only.
     """
     what = f"bind {source} at {target} with other owners"
-    tree = _libc().syscall(
-        ctypes.c_long(_SYS_OPEN_TREE),
-        ctypes.c_int(_AT_FDCWD),
-        os.fsencode(source),
-        ctypes.c_uint(_OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE),
-    )
-    _check(min(tree, 0), what)
+    tree = clone_mounts(source)
     try:
         attributes = _MountAttributes(_MOUNT_ATTR_IDMAP | (_MOUNT_ATTR_RDONLY if read_only else 0), 0, 0, users)
         result = _libc().syscall(
@@ -195,17 +189,34 @@ def bind_mapped(source: str, target: str, *, users: int, read_only: bool = False
             ctypes.c_size_t(ctypes.sizeof(attributes)),
         )
         _check(result, what)
-        result = _libc().syscall(
-            ctypes.c_long(_SYS_MOVE_MOUNT),
-            ctypes.c_int(tree),
-            b"",
-            ctypes.c_int(_AT_FDCWD),
-            os.fsencode(target),
-            ctypes.c_uint(_MOVE_MOUNT_FROM_DESCRIPTOR | _MOVE_MOUNT_THROUGH_LINKS),
-        )
-        _check(result, what)
+        place_mounts(tree, target)
     finally:
         os.close(tree)
+
+
+def clone_mounts(source: str) -> int:
+    """Return the descriptor of a copy of `source` and all mounts below it, which is mounted nowhere yet."""
+    tree = _libc().syscall(
+        ctypes.c_long(_SYS_OPEN_TREE),
+        ctypes.c_int(_AT_FDCWD),
+        os.fsencode(source),
+        ctypes.c_uint(_OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE),
+    )
+    _check(min(tree, 0), f"copy the mounts at {source}")
+    return int(tree)
+
+
+def place_mounts(tree: int, target: str) -> None:
+    """Mount a copy from `clone_mounts` at `target`, also in another mount namespace than its source."""
+    result = _libc().syscall(
+        ctypes.c_long(_SYS_MOVE_MOUNT),
+        ctypes.c_int(tree),
+        b"",
+        ctypes.c_int(_AT_FDCWD),
+        os.fsencode(target),
+        ctypes.c_uint(_MOVE_MOUNT_FROM_DESCRIPTOR | _MOVE_MOUNT_THROUGH_LINKS),
+    )
+    _check(result, f"mount a copy at {target}")
 
 
 def pivot_root_to(folder: str) -> None:

@@ -18,14 +18,14 @@ import signal
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clary.agent.host.first_process import KILL_LIMIT_S, FirstProcess
 from clary.agent.host.keeper import MAX_MESSAGE_BYTES
 from clary.agent.host.output_pipes import LONGEST_REST_S, rest_s_of
-from clary.agent.host.program_record import ProgramRecord
+from clary.agent.host.program_record import MAX_NOTE_CHARS, ProgramRecord
 from clary.agent.host.sandbox import Bind, ProcessSpec, ProgramResult, Sandbox
 from clary.base.clock import Clock, SystemClock
 from clary.base.errors import AgentError, Fault
@@ -43,6 +43,9 @@ DRAIN_LIMIT_S = 5.0  # for output still in the pipes after the program's end
 _READ_BYTES = 256 * 1024
 _MAX_DRAIN_BYTES = 16 * 1024 * 1024  # limit of bytes read at an exit, because descendants may keep filling the pipe
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+# `failed` may come from the outer process of a host with namespaces; it cannot make a program succeed.
+_OF_ANY_PROCESS = ("forked", "failed")
+MAX_KIND_CHARS = 40
 
 
 class NothingHasRunError(AgentError):
@@ -421,7 +424,11 @@ class Program:
         return len(data)
 
     def _take_report(self) -> bool:
-        """Receive one report; return False after the last report."""
+        """Receive and apply one report; return False after the last report.
+
+        Programs share an interpreter's sockets in some hosts, so reports may be forged: only the host's first process
+        is believed, except for `forked`, which each process sends itself. A report that cannot be read ends the host.
+        """
         try:
             data, ancillary, _, _ = self._first_process.control.recvmsg(
                 MAX_MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size)
@@ -431,20 +438,50 @@ class Program:
         except ConnectionError:
             data, ancillary = b"", []
         if not data:
-            for index in range(len(self._processes)):
-                self._drain(index)
-            self._record.lose_the_rest()
+            self._end_reports()
             return False
         sender = next((_CREDENTIALS.unpack(content)[0] for _, _, content in ancillary), 0)
-        report = json.loads(data)
-        if report["kind"] == "exited":
+        try:
+            return self._apply(json.loads(data), sender=sender)
+        except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError) as error:
+            self._record.fail(
+                f"process {sender} sent a report about the program that cannot be used "
+                f"({type(error).__name__}: {str(error)[:MAX_NOTE_CHARS]})"
+            )
+            # To the first process this looks like the agent's end: it kills all processes and exits.
+            with contextlib.suppress(OSError):
+                self._first_process.control.shutdown(socket.SHUT_RDWR)
+            self._end_reports()
+            return False
+
+    def _apply(self, report: Mapping[str, Any], *, sender: int) -> bool:
+        """Apply one report; return False if it is the last. Raises: ValueError, KeyError, TypeError."""
+        kind = report["kind"]
+        if kind not in _OF_ANY_PROCESS and not self._is_of_first_process(kind, sender):
+            self._record.add_note(
+                f"A report {str(kind)[:MAX_KIND_CHARS]!r} of process {sender} was ignored, because this process is not "
+                "the host's first process."
+            )
+            return True
+        self._record.check(report)
+        if kind == "exited":
             # The process's output is in the pipe by now, and must be passed on before a caller sees the exit.
             self._drain(report["index"])
-        if report["kind"] == "init" and self._init_pidfd is None:
+        if kind == "init":
             with contextlib.suppress(ProcessLookupError):
                 self._init_pidfd = os.pidfd_open(sender)
         self._record.apply(report, sender=sender)
-        return bool(report["kind"] != "again")
+        return bool(kind != "again")
+
+    def _is_of_first_process(self, kind: str, sender: int) -> bool:
+        if kind == "init":
+            return not self._record.init_pid and self._first_process.has_started(sender)
+        return sender == self._record.init_pid
+
+    def _end_reports(self) -> None:
+        for index in range(len(self._processes)):
+            self._drain(index)
+        self._record.lose_the_rest()
 
     def _drain(self, index: int) -> None:
         descriptor = next(fd for fd, owner in self._outputs.items() if owner == index)

@@ -18,6 +18,7 @@ from clary.contract.agent_protocol import ProcessExit
 
 MAX_NOTES = 10_000  # further reports of failures are dropped
 MAX_NOTE_CHARS = 1000
+MAX_INDEX_CHARS = 20
 
 
 class ProgramRecord:
@@ -51,8 +52,21 @@ class ProgramRecord:
         self.why_not_again: str | None = None  # reason why the host serves no other program, or ""; None until known
         self.why_not_forked = ""  # reason, if processes that could have been forked were not
 
+    def check(self, report: Mapping[str, Any]) -> None:
+        """Check that a report names a process of this program, if it names any. Raises: ValueError."""
+        if report["kind"] in ("forked", "exited"):
+            index = report["index"]
+            if type(index) is not int or not 0 <= index < len(self._processes):
+                raise ValueError(
+                    f"report {report['kind']!r} names process {str(index)[:MAX_INDEX_CHARS]}, "
+                    f"expected 0 to {len(self._processes) - 1}"
+                )
+
     def apply(self, report: Mapping[str, Any], *, sender: int) -> None:
-        """Apply one report; `sender` is the sender's pid on the machine."""
+        """Apply one report that `check` has passed; `sender` is the sender's pid on the machine.
+
+        Raises: ValueError for a kind that `check` refuses.
+        """
         with self._changed:
             match report["kind"]:
                 case "init":
@@ -85,12 +99,21 @@ class ProgramRecord:
                     )
                 case "failed":
                     self.failure = report["message"]
+                case _:
+                    raise ValueError(f"there is no report {str(report['kind'])[:MAX_INDEX_CHARS]!r}")
             self._changed.notify_all()
 
     def add_note(self, sentence: str) -> None:
         """Record a failure other than an exit, as a sentence."""
         with self._changed:
-            self._notes.append(sentence)
+            if len(self._notes) < MAX_NOTES:
+                self._notes.append(sentence)
+
+    def fail(self, reason: str) -> None:
+        """Record why the host cannot go on; an earlier reason stays."""
+        with self._changed:
+            self.failure = self.failure or reason
+            self._changed.notify_all()
 
     def expect_end(self) -> None:
         """From now on, attribute an end without a report to the agent."""

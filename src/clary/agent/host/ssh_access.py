@@ -1,10 +1,10 @@
 """ssh between the hosts of one attempt, as in SageMaker's containers: root logs in as root without a password.
 
 Where: the supervisor calls it before it starts a program that may start processes by ssh: mpirun across hosts, SDK v3's
-MPI driver, the toolkit. The program starts sshd by itself; this module provides the files for sshd and its clients. An
-attempt has one key pair of users and one of hosts; both lie in its work folder, which programs of other jobs do not
-see. The files cover the machine's own /etc/ssh and /root/.ssh, which stay unchanged. sshd listens only inside the job's
-network, because the host has no other network.
+MPI driver, the toolkit, a script whose code names sshd. The program starts sshd by itself; this module provides the
+files for sshd and its clients. An attempt has one key pair of users and one of hosts; both lie in its work folder,
+which programs of other jobs do not see. The files cover the machine's own /etc/ssh and /root/.ssh, which stay
+unchanged. sshd listens only inside the job's network, because the host has no other network.
 Source: sshd(8), sshd_config(5), ssh_config(5); sagemaker 3 `mpi_utils`, sagemaker-training 5.1.4 `mpi`.
 """
 
@@ -13,12 +13,14 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from clary.agent.host.sandbox import Bind
+from clary.agent.small_files import names_in, read_start
 from clary.base.errors import AgentError, Fault
 from clary.base.limited_runs import RunTooLong, run_limited
 
@@ -29,6 +31,11 @@ _KEYGEN_LIMIT_S = 30.0  # normally milliseconds, but longer on an overloaded mac
 _USER_KEY, _HOST_KEY = "user_key", "host_key"
 _IDENTITY = "id_ed25519"  # a name that ssh and paramiko try by default
 _HOST_KEY_PLACE = "/etc/ssh/ssh_host_ed25519_key"
+_STARTS_SSHD = re.compile(rb"""\bsshd\b|\bservice[\s"',]+ssh\b|/init\.d/ssh\b""")
+_CODE_ENDINGS = (".py", ".sh")
+_MAX_CODE_FILES = 200
+_MAX_CODE_BYTES = 1 << 20  # of one file
+_MAX_CODE_DEPTH = 3  # folders below each other
 # StrictModes would check the mode of the machine's own /root. PAM loads /etc/environment into sessions, to which AWS's
 # launchers write the whole environment; these PAM rules work in a host.
 _SSHD_CONFIG = f"""\
@@ -78,6 +85,28 @@ def why_no_ssh(*, has_user_namespace: bool, has_own_network: bool = True) -> str
     if missing:
         return f"this machine has no {', '.join(missing)}; on Debian install openssh-server and openssh-client"
     return None
+
+
+def names_sshd(root: Path, code: tuple[str, ...]) -> bool:
+    """Whether a program's code starts sshd by itself, judged by the text of its first files and their folders.
+
+    Args:
+        root: of the program's tree.
+        code: parts of the path of the code's folder below `root`.
+    """
+    files = _code_files(root, code, depth=1)
+    for place in (place for _, place in zip(range(_MAX_CODE_FILES), files, strict=False)):
+        if _STARTS_SSHD.search(read_start(root, place, max_bytes=_MAX_CODE_BYTES) or b""):
+            return True
+    return False
+
+
+def _code_files(root: Path, folder: tuple[str, ...], *, depth: int) -> Iterator[tuple[str, ...]]:
+    names = sorted(names_in(root, folder))
+    yield from ((*folder, name) for name in names if name.endswith(_CODE_ENDINGS))
+    for name in names if depth < _MAX_CODE_DEPTH else ():
+        if "." not in name:  # no file with an ending, and no hidden folder
+            yield from _code_files(root, (*folder, name), depth=depth + 1)
 
 
 def prepare_ssh(

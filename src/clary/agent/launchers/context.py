@@ -163,7 +163,7 @@ def make_context(
         library_folder=library_folder,
         variables=variables,
         entry_point=entry_point,
-        arguments=cli_arguments(plan.hyperparameters),
+        arguments=cli_arguments(plan.told_hyperparameters),
         distribution=distribution,
         open_mpi=find_open_mpi(variables, working_folder=str(inside.code), ask=ask)
         if uses_mpi and plan.command is None

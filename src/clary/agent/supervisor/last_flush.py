@@ -75,6 +75,8 @@ class LastFlush:
 
     def in_words(self, outcome: Flushed) -> str:
         """Return a sentence about the files that were not stored."""
+        if outcome.is_over_limit:
+            return f"checkpoints did not reach {self._plan.checkpoint_s3_uri}: {outcome.error}"
         number = len(outcome.missed)
         files = "1 file is" if number == 1 else f"{number} files are"
         return (
@@ -95,8 +97,10 @@ class LastFlush:
         has_finished = bool(exits) and all(item.exit_code == 0 and not item.is_consequence for item in exits)
         if not outcome.missed or failure is not None or not has_finished:
             return None
-        message = self.in_words(outcome)
-        return Failure(fault=Fault.INFRASTRUCTURE.value, message=message, retryable=True, at=datetime.now(timezone.utc))
+        message, now = self.in_words(outcome), datetime.now(timezone.utc)
+        if outcome.is_over_limit:
+            return Failure(fault=Fault.USER.value, message=message, retryable=False, at=now)
+        return Failure(fault=Fault.INFRASTRUCTURE.value, message=message, retryable=True, at=now)
 
     def _limit_s(self) -> float:
         limits_s = [self._plan.checkpoint_flush_s]

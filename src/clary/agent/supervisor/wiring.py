@@ -38,7 +38,7 @@ from clary.agent.host.mounts.interpreter_folders import interpreter_binds, needs
 from clary.agent.host.mounts.own_disk import OwnDisk
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import Bind, ProcessSpec, Sandbox
-from clary.agent.host.ssh_access import prepare_ssh, why_no_ssh
+from clary.agent.host.ssh_access import names_sshd, prepare_ssh, why_no_ssh
 from clary.agent.launchers import LaunchContext, make_context, select, shims_path
 from clary.agent.metrics.memory_watch import watch_memory
 from clary.agent.rules.rule_processes import RuleWorld
@@ -302,7 +302,7 @@ class HostSteps:
         processes = tuple(launcher.build(context))
         self._note(launcher.notes(context))
         self._note(driver_notes(self._plan, self._host, self._tree, python=python, path=variables["PATH"]))
-        ssh = self._ssh(variables.get("HOME")) if launcher.uses_ssh else ()
+        ssh = self._ssh(variables.get("HOME"), uses_ssh=launcher.uses_ssh)
         sandbox = self._sandbox((*self._binds(self._environment), *ssh))
         if sandbox.isolation is Isolation.NAMESPACES and (reason := why_not_visible(processes, sandbox)):
             raise AgentError(reason, fault=Fault.USER)
@@ -478,19 +478,31 @@ class HostSteps:
             raise
         return feeders
 
-    def _ssh(self, home: str | None) -> tuple[Bind, ...]:
-        """Set up ssh between the hosts; return the binds by which this host sees the ssh files."""
+    def _ssh(self, home: str | None, *, uses_ssh: bool = True) -> tuple[Bind, ...]:
+        """Set up ssh between the hosts; return the binds by which this host sees the ssh files.
+
+        Args:
+            home: HOME of the program.
+            uses_ssh: whether the launcher's processes may use ssh; any other program may start sshd by itself.
+        """
         plan = self._plan
-        if plan.isolation is not Isolation.NAMESPACES or len(plan.hosts) == 1:
+        if len(plan.hosts) == 1:
+            return ()
+        starts_sshd = names_sshd(self._tree.root, self._tree.code.relative_to(self._tree.root).parts)
+        if not (uses_ssh or starts_sshd):
+            return ()
+        by_launchers = "which mpirun and SDK v3's MPI driver start ranks by"
+        user = "which the program starts sshd for" if starts_sshd else by_launchers
+        if plan.isolation is not Isolation.NAMESPACES:
+            if starts_sshd:
+                self._note([f"hosts do not reach each other by ssh, {user}: they are plain processes of one machine"])
             return ()
         reason = why_no_ssh(
             has_user_namespace=plan.network.user_namespace_path is not None,
             has_own_network=bool(plan.network.namespace_paths),
         )
         if reason is not None:
-            self._note(
-                [f"hosts do not reach each other by ssh, which mpirun and SDK v3's MPI driver start ranks by: {reason}"]
-            )
+            self._note([f"hosts do not reach each other by ssh, {user}: {reason}"])
             return ()
         addresses = {other.name: other.address for other in plan.hosts}
         shared_folder = Path(plan.work_folder) / _SSH_FOLDER

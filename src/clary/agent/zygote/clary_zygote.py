@@ -13,9 +13,9 @@ no script's folder on `sys.path`, it writes its output to a pipe as a rank does,
 thread or descriptor: the zygote refuses to fork if a library has opened one. In the rank, state that depends on when
 the process started is renewed: environment, arguments, import caches, seeds, time zone. The rank executes a new
 interpreter instead if a file of the program would have been imported in place of a loaded module, if code in the
-script's folder names a variable that such a module has read, if the user's folder of packages is new, if the job's
-library is another one, or if anything fails before the program's first line. One difference remains: all ranks share
-the seed of `hash()` and the addresses of libraries.
+script's folder names a variable that such a module has read or installs packages, if the user's folder of packages is
+new, if the job's library is another one, or if anything fails before the program's first line. One difference remains:
+all ranks share the seed of `hash()` and the addresses of libraries.
 """
 
 from __future__ import annotations
@@ -82,6 +82,13 @@ _READ_AT_IMPORT = re.compile(
     rb"""(?:["']|\b)(?:OMP|KMP|GOMP|MKL|OPENBLAS|NUMEXPR|ATEN|TORCHDYNAMO|TORCHINDUCTOR|"""
     rb"""TORCH_(?:COMPILER?|DYNAMO|INDUCTOR|LOGS|TRACE|FAKE|CACHING|STRICT))(?:_[A-Z0-9_]+)?(?:["']|\s*=(?!=))"""
 )
+# Code that installs packages: the imported modules are then the old ones. An option of pip may have a value.
+_INSTALLS = re.compile(
+    rb"""^[^#\n]*?(\b(?:pip[0-9.]*|conda|mamba)["']?(?:[\s,"']+-[^\s,"']+(?:[\s,"'=]+[^\s,"'-][^\s,"']*)??)*"""
+    rb"""[\s,"']+install\b|\b(?:import|from)\s+pip\b|(?:_module|__import__)\(\s*["']pip["'])""",
+    re.MULTILINE,
+)
+_INSTALLERS = (b"pip", b"conda", b"mamba")
 _MAX_READ_FILES = 200
 _MAX_READ_BYTES = 1 << 20
 
@@ -612,7 +619,10 @@ def _other_library() -> str:
 
 
 def _too_late(folder: str) -> str:
-    """Return a variable that code in a folder names although an imported module has already read it."""
+    """Return text of the code in a folder that would change modules which are imported already.
+
+    Such text names a variable that an imported module has read, or installs packages.
+    """
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(".py"))[:_MAX_READ_FILES]
     except OSError:
@@ -620,11 +630,15 @@ def _too_late(folder: str) -> str:
     for name in names:
         try:
             with open(os.path.join(folder, name), "rb") as file:
-                found = _READ_AT_IMPORT.search(file.read(_MAX_READ_BYTES))
+                text = file.read(_MAX_READ_BYTES)
         except OSError:
             continue
-        if found:
-            return found.group().decode("ascii", "replace")
+        variable = _READ_AT_IMPORT.search(text)
+        if variable:
+            return variable.group().decode("ascii", "replace")
+        installs = _INSTALLS.search(text) if any(word in text for word in _INSTALLERS) else None
+        if installs:
+            return installs.group(1).decode("ascii", "replace")
     return ""
 
 

@@ -52,6 +52,8 @@ __all__ = [
 ]
 
 _DEFAULT_INTERFACE = "eth0"
+_MODEL_DIR = "model_dir"
+_MODEL_DIR_VARIABLE = "SM_HP_MODEL_DIR"
 _DISTRIBUTIONS = (  # with one of these, the script runs on every host of its group
     params.MPI_ENABLED,
     params.PARAMETER_SERVER_ENABLED,
@@ -193,6 +195,8 @@ class TrainingEnv(mapping.MappingMixin):
             hyperparameters or read_hyperparameters(), params.SAGEMAKER_HYPERPARAMETERS, params.SAGEMAKER_PREFIX
         )
         platform = split.included
+        if not hyperparameters:
+            _tell_model_dir(split.excluded, platform)
         self._s3_output = platform.get(params.S3_OUTPUT_LOCATION_PARAM)
         self._values: dict[str, Any] = {
             name: tree.path_of(name) for name in tree.PATHS if isinstance(getattr(TrainingEnv, name, None), property)
@@ -314,6 +318,13 @@ def _set_variables(platform: Mapping[str, Any], current_host: str) -> None:
     os.environ[params.CURRENT_HOST_ENV] = current_host
     os.environ[params.REGION_NAME_ENV] = region or os.environ.get(params.REGION_NAME_ENV, "")
     os.environ[params.JOB_NAME_ENV] = job_name or os.environ.get(params.JOB_NAME_ENV, "")
+
+
+def _tell_model_dir(values: dict[str, Any], platform: Mapping[str, Any]) -> None:
+    """Give a trial the `model_dir` of its own that the arguments of the script have."""
+    own = f"{values.get(_MODEL_DIR)}/{os.environ.get(params.TRAINING_JOB_ENV)}/model"
+    if params.TUNING_METRIC_PARAM in platform and os.environ.get(_MODEL_DIR_VARIABLE) == own:
+        values[_MODEL_DIR] = own
 
 
 def _count(variable: str) -> int | None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import sys
 from typing import Any, NoReturn
 
-_SERVING = ("server", "transformer", "worker", "ServingEnv")
+_SERVING = ("encoder", "server", "transformer", "worker", "ServingEnv")
 _TOOLKIT = "sagemaker-training"
 _INSTALLABLE = {  # what brings the real package; the older one fails to import in later Pythons
     "sagemaker_containers": "sagemaker-containers (for Python 3.9 and older)",
     "sagemaker_training": _TOOLKIT,
+    "sagemaker_xgboost_container": "sagemaker-xgboost-container, from its source,",
 }
 
 
@@ -30,6 +31,13 @@ class NotOffered:
 
     def __repr__(self) -> str:
         return f"<{why_not(self._name)}>"
+
+
+class EntryPoint(NotOffered):
+    """Stands for `entry_point`, of which scripts that run on several hosts call one function."""
+
+    def _wait_hostname_resolution(self) -> None:
+        """Return at once: the names of a job's hosts are known before a script starts."""
 
 
 class _OtherModules:

@@ -8,11 +8,11 @@ from typing import Any
 
 from clary_toolkit.giving_way import has_given_way
 
-_NOT_OFFERED = ("entry_point",)
+_ENTRY_POINT = "entry_point"
 
 if not has_given_way(__name__, __file__):
     from clary_toolkit.environment import TrainingEnv
-    from clary_toolkit.refusing import refuse_other_modules, stand_in
+    from clary_toolkit.refusing import EntryPoint, refuse_other_modules, stand_in
 
     refuse_other_modules(__name__)
 
@@ -23,4 +23,6 @@ def training_env() -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    return stand_in(__name__, name, _NOT_OFFERED)
+    if name == _ENTRY_POINT:
+        return EntryPoint(f"{__name__}.{name}")
+    return stand_in(__name__, name, ())

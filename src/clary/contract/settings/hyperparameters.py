@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from clary.contract.ml_tree import OPT_ML
+
 PLATFORM_PREFIX = "sagemaker_"
 
 PROGRAM = "sagemaker_program"
@@ -25,6 +27,8 @@ REGION = "sagemaker_region"
 JOB_NAME = "sagemaker_job_name"
 LOG_LEVEL = "sagemaker_container_log_level"
 MP_PARAMETERS = "mp_parameters"
+TUNING_OBJECTIVE = "_tuning_objective_metric"  # the tuning job adds it to the hyperparameters of its trials
+MODEL_DIR = "model_dir"  # of scripts for TensorFlow
 CUDA_ON_CPU = "sagemaker_clary_cuda_on_cpu"  # Clary's own key; its prefix makes toolkits hide it from the program
 CUDA_ON_CPU_VARIABLE = "CLARY_CUDA_ON_CPU"  # program variable that `clary.compat.clary_cuda_on_cpu` reads
 MIXED_PRECISION = "sagemaker_amp"  # Clary's own: training runs under autocast without a change of the script
@@ -50,7 +54,7 @@ TOOLKIT_KEYS = frozenset(
         "sagemaker_enable_cloudwatch_metrics",
         "sagemaker_s3_output",
         "default_user_module_name",
-        "_tuning_objective_metric",
+        TUNING_OBJECTIVE,
     }
 )
 
@@ -84,6 +88,27 @@ def user_values(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
 def platform_values(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
     """Return the platform's hyperparameters, parsed, in the order of the request."""
     return {name: parse_value(text) for name, text in hyperparameters.items() if is_platform_key(name)}
+
+
+def told_to_program(hyperparameters: Mapping[str, str], *, job_name: str, image: str) -> Mapping[str, str]:
+    """Return the hyperparameters that arguments and variables tell a program.
+
+    Trials of one tuning job would write into one `model_dir`. AWS's images of TensorFlow tell each trial a folder below
+    it, unless it lies below /opt/ml; so does this function.
+
+    Args:
+        hyperparameters: of the request, as text.
+        job_name: of the training job.
+        image: as in the request.
+    Source: sagemaker-tensorflow-training, `training.main`.
+    """
+    repository = image.partition("@")[0].rpartition("/")[2].partition(":")[0]
+    folder = parse_value(hyperparameters.get(MODEL_DIR, ""))
+    if TUNING_OBJECTIVE not in hyperparameters or "tensorflow" not in repository or not isinstance(folder, str):
+        return hyperparameters
+    if not folder or folder.startswith(str(OPT_ML)):
+        return hyperparameters
+    return {**hyperparameters, MODEL_DIR: json.dumps(f"{folder}/{job_name}/model")}
 
 
 def framework_parameters(hyperparameters: Mapping[str, str]) -> dict[str, Any]:

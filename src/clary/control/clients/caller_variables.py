@@ -6,7 +6,7 @@ and FIPS endpoints"; botocore, credentials.py; fsspec, "Configuration"; AWS SDK 
 
 [Note: what stays] Variables that have no effect beside those of `clary env` stay: AWS_ROLE_ARN without a token's file,
 AWS_STS_REGIONAL_ENDPOINTS and AWS_SIGV4A_SIGNING_REGION_SET with an address of the caller's own. So do names that
-belong to one program, such as S3_ENDPOINT_URL: their owner may mean another store.
+belong to one program, such as MLFLOW_S3_ENDPOINT_URL: their owner may mean another store.
 """
 
 from __future__ import annotations

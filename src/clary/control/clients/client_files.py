@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from clary.contract.launch_plan import Credentials
+from clary.contract.object_store.library_variables import library_variables
 from clary.control.clients.caller_variables import exceptions, exceptions_within_aws, with_service
 from clary.control.permissions.roles import role_arn
 from clary.control.settings import Settings
@@ -60,6 +61,7 @@ def client_variables(
         "AWS_REGION": settings.region,
         # Without this variable, SDKs that find no keys request keys from a cloud metadata address.
         "AWS_EC2_METADATA_DISABLED": "true",
+        **library_variables(url),
         # The SDKs merge the user's file over the administrator's. As the user's, it keeps settings for AWS out of
         # requests; as the administrator's, it stays where a program names a user's file of its own.
         "SAGEMAKER_ADMIN_CONFIG_OVERRIDE": str(client_folder / SAGEMAKER_CONFIG),

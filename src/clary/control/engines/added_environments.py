@@ -20,11 +20,13 @@ from pathlib import Path
 
 from clary.base.errors import EngineError, Fault
 from clary.base.limited_runs import RunTooLong, run_limited
+from clary.control.engines.companions import companions_of, left_out
 from clary.control.engines.image_tags import RULES, Rule, Wanted, rule_for, wanted_by
 
 FOLDER = "environments"
 MAKE_TIMEOUT_S = 1800.0  # torch with CUDA is gigabytes in size
 _MARKER = "clary.json"
+_INSTALLED = "installed.txt"  # constraints, while an environment is made
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # modules whose distribution has another name
 _NUMPY = {"mxnet": "numpy<1.24"}  # the last release of MXNet, 1.9.1, uses names that numpy 1.24 removed
@@ -114,6 +116,8 @@ def add_environment(
 ) -> AddedEnvironment:
     """Make an environment with uv; keep an existing environment with this name and these requirements.
 
+    A new one also gets the image's companions (`companions_of`) that the package index has. `say` names all others.
+
     Args:
         home: the state folder.
         name: environment's name from `parse_wish`.
@@ -147,6 +151,7 @@ def add_environment(
             _run(command, variables, say, hint=_OTHER_INDEX if torch_backend else "")
             if not has_pip(folder):
                 _add_pip(folder, uv, variables, say)
+            _add_companions(folder, [*_install(uv, folder), *backend], wanted, uv=uv, variables=variables, say=say)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -196,6 +201,53 @@ def _add_pip(folder: Path, uv: str, variables: Mapping[str, str], say: Callable[
             f"{folder.name} has no pip, because Python brings none either: {_last_line(error)}. Jobs of SDK v3's "
             "ModelTrainer and @remote(dependencies=...) fail in it; run this again once an index has pip"
         )
+
+
+def _add_companions(
+    folder: Path,
+    install: Sequence[str],
+    wanted: Wanted,
+    *,
+    uv: str,
+    variables: Mapping[str, str],
+    say: Callable[[str], None],
+) -> None:
+    """Install the image's companions without a change of installed packages; say which are missing.
+
+    Args:
+        folder: of the environment.
+        install: command to be continued by requirements.
+        wanted: the image's packages.
+        uv: path of the program.
+        variables: environment of uv.
+        say: called with each step, in words.
+    Raises: EngineError if uv cannot list what is installed.
+    """
+    listing = [uv, "pip", "freeze", "--python", str(folder / "bin" / "python")]
+    installed = folder / _INSTALLED
+    installed.write_text(_run(listing, variables, say))
+    install = [*install, "--constraint", str(installed)]
+    names, why = companions_of(wanted), ""
+    try:
+        _run([*install, *names], variables, say)
+        missing: list[str] = []
+    except EngineError:  # at least one is not there: which one?
+        missing = []
+        for name in names:
+            try:
+                _run([*install, name], variables, say)
+            except EngineError as error:
+                missing.append(name)
+                why = _last_line(error)
+    installed.unlink()
+    if missing:
+        say(f"the package index has no {' and no '.join(missing)} for this environment, which the image has: {why}")
+    if others := [name for name in left_out(wanted) if not _has_distribution(folder, name)]:
+        say(f"not included, although the image has them: {', '.join(others)}; --with {others[0]} adds one")
+
+
+def _has_distribution(folder: Path, name: str) -> bool:
+    return any(folder.glob(f"lib/python*/site-packages/{name.replace('-', '_')}-*.dist-info"))
 
 
 def _last_line(error: EngineError) -> str:
@@ -255,7 +307,8 @@ def _alone(path: Path) -> Iterator[None]:
         yield
 
 
-def _run(command: Sequence[str], variables: Mapping[str, str], say: Callable[[str], None], *, hint: str = "") -> None:
+def _run(command: Sequence[str], variables: Mapping[str, str], say: Callable[[str], None], *, hint: str = "") -> str:
+    """Run a command; return its output. Raises: EngineError with the end of its errors."""
     say(" ".join(command))
     try:
         done = run_limited(command, limit_s=MAKE_TIMEOUT_S, variables=variables, folder="/")
@@ -267,3 +320,4 @@ def _run(command: Sequence[str], variables: Mapping[str, str], say: Callable[[st
         words = done.errors.strip()[-1500:]
         told = f"{' '.join(command[:3])} ended with exit code {done.code}:\n{words}"
         raise EngineError(f"{told}\n{hint}" if hint else told, fault=Fault.USER)
+    return done.output

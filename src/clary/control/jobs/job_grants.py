@@ -4,7 +4,8 @@ Where: `server.job_keys` calls `grants_of` when it receives a request signed wit
 
 The owner wrote the request, so every s3:// address in its hyperparameters, arguments and environment counts as named by
 the owner: functions sent by `@remote`, scripts with `--train s3://...` and the like read and write there. Members that
-the SDKs themselves add to requests grant no more than necessary.
+the SDKs themselves add to requests grant no more than necessary. A channel's manifest is never granted for writing: it
+names objects that agents then read for the job.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def grants_of(job: TrainingJob, *, default_bucket: str) -> Grants:
         job_id=f"{job.name}:{job.created_at.isoformat()}",
         reads=_unique(_reads(request)),
         writes=_unique([*_outputs(request), *artifacts, *_named(request)]),
+        manifests=frozenset(_manifests(request)),
         experiments=_lowered(experiments),
         trials=_lowered(trials),
         components=_lowered(components),
@@ -94,6 +96,13 @@ def _reads(request: JobRequest) -> Iterator[Place]:
     for member in _RULES:
         for rule in request.request.get(member) or ():
             yield from places_in(json.dumps(rule.get("RuleParameters") or {}))
+
+
+def _manifests(request: JobRequest) -> Iterator[tuple[str, str]]:
+    for channel in request.channels:
+        if channel.s3_uri is not None and channel.s3_data_type != "S3Prefix":
+            bucket, _, key = channel.s3_uri.partition("://")[2].partition("/")
+            yield bucket, key
 
 
 def _outputs(request: JobRequest) -> Iterator[Place]:

@@ -6,6 +6,7 @@ them. The owner's key has no `Grants` and permits everything. Pure.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -48,6 +49,9 @@ class Grants:
     job_id: str  # the same for all attempts of the job; another job of the same name has another id
     reads: tuple[Place, ...] = ()
     writes: tuple[Place, ...] = ()  # these places may be read as well
+    # (bucket, key) of the manifests of channels: agents read what these name with rights that the job lacks, so the job
+    # may not write them wherever they lie.
+    manifests: frozenset[tuple[str, str]] = frozenset()
     experiments: frozenset[str] = frozenset()  # names in lower case, like trials and components
     trials: frozenset[str] = frozenset()
     components: frozenset[str] = frozenset()
@@ -58,7 +62,15 @@ class Grants:
 
     def may_write(self, bucket: str, key: str) -> bool:
         """Whether an object may be written and removed."""
-        return any(place.covers(bucket, key) for place in self.writes)
+        return not self.is_manifest(bucket, key) and any(place.covers(bucket, key) for place in self.writes)
+
+    def is_manifest(self, bucket: str, key: str) -> bool:
+        """Whether a key names a channel's manifest, or a folder above one, in any spelling that the store resolves."""
+        place = _resolved(key)
+        return any(
+            bucket == other and (place == (kept := _resolved(manifest)) or kept.startswith(f"{place}/"))
+            for other, manifest in self.manifests
+        )
 
     def may_list(self, bucket: str, prefix: str) -> bool:
         """Whether every key that begins with a prefix may be seen."""
@@ -67,6 +79,11 @@ class Grants:
     def knows_bucket(self, bucket: str) -> bool:
         """Whether any key of a bucket may be read."""
         return any(place.bucket == bucket for place in (*self.reads, *self.writes))
+
+
+def _resolved(key: str) -> str:
+    """Return a key as a path, without repeated slashes and parts that are dots."""
+    return posixpath.normpath(f"/{key}").lstrip("/")
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,8 @@ def _refused(
 ) -> Decision:
     bucket = asked.bucket if bucket is None else bucket
     key = asked.key if key is None else key
+    if not expected and grants.is_manifest(bucket, key) and grants.may_read(bucket, key):
+        expected = "no manifest of its own channels for writing"
     resource = f"arn:aws:s3:::{bucket}/{key}" if key else f"arn:aws:s3:::{bucket}"
     if not expected:
         expected = f"the S3 places that its request names ({_said(grants)})"

@@ -166,9 +166,12 @@ def build_plan(
 
 
 def _reads_public(request: JobRequest, settings: Settings) -> bool:
-    """Whether a channel may lie in a public bucket of AWS, which agents read through the service."""
+    """Whether a channel, or the code, may lie in a public bucket of AWS, which agents read through the service."""
     uris = [channel.s3_uri for channel in request.channels if channel.s3_uri is not None]
-    return any(is_public_name(uri.removeprefix("s3://").partition("/")[0], settings.public_buckets) for uri in uris)
+    uris += [] if request.code_uri is None else [request.code_uri]
+    return settings.internet and any(
+        is_public_name(uri.removeprefix("s3://").partition("/")[0], settings.public_buckets) for uri in uris
+    )
 
 
 def metrics_interval_s(request: JobRequest, settings: Settings) -> float:

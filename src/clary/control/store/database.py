@@ -39,7 +39,7 @@ _REPEATABLE_STATES = frozenset({"40P01", "40001"})
 
 
 def parse_url(database_url: str | Path) -> URL:
-    """Return the URL with its driver filled in; a path is the file of a SQLite, whatever characters it has.
+    """Return the URL with its driver filled in; a path, of any characters, is the file of a SQLite database.
 
     Raises: StoreError for text that is no URL, an in-memory SQLite, or another kind of database.
     """

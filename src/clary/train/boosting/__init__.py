@@ -13,6 +13,7 @@ xgboost. No other part of Clary imports xgboost.
     own_metrics       metrics that SageMaker adds to those of xgboost
     callbacks         lines of the log, checkpoints, the model of a stopped job
     training          one call of `xgboost.train`
+    script_mode       functions that scripts of the same image call
 
 Source: SageMaker developer guide, "XGBoost algorithm with Amazon SageMaker AI" and "XGBoost hyperparameters"; the
 behaviour of the public container aws/sagemaker-xgboost-container.

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +30,8 @@ def main() -> None:
     try:
         run(tree, is_pickled=PICKLE_OPTION in options)
     except UserMistake as mistake:
-        _write_failure(tree, mistake)
+        tree.failure.write_text(f"{mistake}\n", encoding="utf-8")
         sys.exit(str(mistake))
-
-
-def _write_failure(tree: MlTree, error: Exception) -> None:
-    tree.failure.write_text(f"{error}\n", encoding="utf-8")
 
 
 def run(tree: MlTree, *, is_pickled: bool) -> None:
@@ -56,8 +53,12 @@ def run(tree: MlTree, *, is_pickled: bool) -> None:
 
     resources = _document(tree, "resourceconfig")
     group = groups.Group(resources.get("hosts", []), resources.get("current_host", ""))
-    group.listen(os.environ)
+    if group.size > 1 and settings.parameters.get("booster") == "gblinear":
+        raise UserMistake(
+            f"the booster gblinear trains on one host, and this job has {group.size}: use gbtree or dart, or one host"
+        )
     try:
+        group.listen(os.environ)
         tables = _read_tables(tree, settings, channels, group)
         group.join(os.environ)
         train(
@@ -68,12 +69,18 @@ def run(tree: MlTree, *, is_pickled: bool) -> None:
             is_pickled=is_pickled,
             group=group,
         )
-    except (UserMistake, OSError) as error:
+    except BaseException as error:
         if group.size == 1:
             raise
-        _write_failure(tree, error)
-        groups.leave_at_once(str(error))
-    group.leave()
+        if not isinstance(error, UserMistake):
+            traceback.print_exc()
+        words = str(error) if isinstance(error, UserMistake) else f"{type(error).__name__}: {error}"
+        tree.failure.write_text(f"{words}\n", encoding="utf-8")
+        groups.leave_at_once(words, exit_code=1)
+    try:
+        group.leave()
+    except Exception as error:  # noqa: BLE001 - boundary: the model is written; the tracker would keep the interpreter
+        groups.leave_at_once(f"not all hosts have left the group: {type(error).__name__}: {error}", exit_code=0)
 
 
 def _read_tables(tree: MlTree, settings: Hyperparameters, channels: Channels, group: Group) -> dict[str, Table]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -151,13 +152,15 @@ class Group:
         return found
 
 
-def leave_at_once(message: str) -> None:
-    """End the process after a failure, without waiting for hosts that may have failed too.
+def leave_at_once(message: str, *, exit_code: int) -> None:
+    """End the process without waiting for hosts that may have failed too.
 
     xgboost's tracker would keep the interpreter until all hosts have left.
     """
+    sys.stdout.flush()
+    sys.stderr.flush()
     os.write(2, f"{message}\n".encode())
-    os._exit(1)
+    os._exit(exit_code)
 
 
 def _free_port(address: str) -> int:

@@ -57,11 +57,9 @@ def _count(labels: NDArray[Any], found: NDArray[Any], group: Group) -> _Counts:
         if most - least >= _MAX_CLASSES:
             raise UserMistake(f"metrics of classes need fewer than {_MAX_CLASSES} classes, got {least} to {most}")
         classes = np.arange(least, most + 1)
-    counted = np.array(
-        [(np.sum((labels == one) & (found == one)), np.sum(found == one), np.sum(labels == one)) for one in classes],
-        dtype=float,
-    )
-    hits, predicted, actual = group.total(counted.reshape(-1)).reshape(-1, 3).T
+    places = [np.searchsorted(classes, one) for one in (labels[labels == found], found, labels)]
+    counted = np.array([np.bincount(one, minlength=len(classes)) for one in places], dtype=float)
+    hits, predicted, actual = group.total(counted.reshape(-1)).reshape(3, -1)
     seen = (predicted > 0) | (actual > 0)
     return _Counts(classes=classes[seen], hits=hits[seen], predicted=predicted[seen], actual=actual[seen])
 

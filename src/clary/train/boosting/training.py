@@ -139,11 +139,12 @@ def _matrices(tables: dict[str, Table], group: Group) -> dict[str, Any]:
             )
         table = with_groups(table) if group.largest(int(table.groups is not None)) else table
         groups = {} if table.groups is None else {"qid": table.groups}
-        found[name] = xgboost.DMatrix(_features(table), label=table.labels, weight=table.weights, **groups)
+        found[name] = xgboost.DMatrix(features(table), label=table.labels, weight=table.weights, **groups)
     return found
 
 
-def _features(table: Table) -> Any:
+def features(table: Table) -> Any:
+    """Return a table's features in a form that xgboost takes."""
     rows = table.features
     if isinstance(rows, SparseRows):
         return csr_matrix((rows.values, rows.indices, rows.ends), shape=rows.shape)

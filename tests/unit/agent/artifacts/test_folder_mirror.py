@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from clary.agent.artifacts import folder_mirror
 from clary.agent.artifacts.folder_mirror import FolderMirror
 from clary.base.beneath import Folder
 from clary.testing.fake_object_store import FakeObjectStore
@@ -249,3 +250,15 @@ def test_the_end_mark_of_one_of_several_folders_is_stored_even_without_files(tmp
     assert made.finish(LIMIT_S)
     assert keys(store) == ["ended/algo-2.try-1.of-2"]
     assert made.join(LIMIT_S)
+
+
+@pytest.mark.parametrize(("name", "made"), [("MAX_ENTRIES", "folders"), ("MAX_FILES", "files")])
+def test_a_folder_with_too_many_entries_is_scanned_to_a_limit_and_named(mirror, store, folder, monkeypatch, name, made):
+    monkeypatch.setattr(folder_mirror, name, 20)
+    for number in range(30):
+        (folder / str(number)).mkdir() if made == "folders" else (folder / str(number)).write_text("1")
+    mirror.start()
+    wait_for(lambda: mirror.error)
+    assert mirror.error.startswith("the folder holds more than 20 files")
+    assert not mirror.finish(LIMIT_S)
+    assert len(keys(store)) == (0 if made == "folders" else 20)

@@ -110,31 +110,31 @@ def fake_py_spy(tmp_path, body):
 
 def test_a_process_that_cannot_be_unwound_is_read_without_native_code(tmp_path):
     program = fake_py_spy(tmp_path, """case "$*" in *--native*) exit 1;; *) echo '[]';; esac""")
-    assert stacks.read_stacks(1, program=program, limit_s=10) == ((), "")
+    assert stacks.read_stacks(os.getpid(), program=program, limit_s=10) == ((), "")
 
 
 @pytest.mark.parametrize("states", ["T", "SSD", "St"])
 def test_a_process_with_a_thread_that_cannot_be_paused_is_not_paused(tmp_path, monkeypatch, states):
     program = fake_py_spy(tmp_path, """case "$*" in *--nonblocking*) echo '[]';; *) exit 9;; esac""")
     monkeypatch.setattr(stacks, "thread_states", lambda pid: states)
-    assert stacks.read_stacks(1, program=program, limit_s=10) == ((), "")
+    assert stacks.read_stacks(os.getpid(), program=program, limit_s=10) == ((), "")
 
 
 def test_after_a_pause_that_timed_out_the_process_is_not_paused_again(tmp_path):
     program = fake_py_spy(
         tmp_path, """case "$*" in *--native*) exec sleep 60;; *--nonb*) echo '[]';; *) exit 9;; esac"""
     )
-    assert stacks.read_stacks(1, program=program, limit_s=1) == ((), "")
+    assert stacks.read_stacks(os.getpid(), program=program, limit_s=1) == ((), "")
 
 
 def test_a_py_spy_that_does_not_return_is_ended_at_the_limit(tmp_path):
-    found, why = stacks.read_stacks(1, program=fake_py_spy(tmp_path, "exec sleep 60"), limit_s=0.2)
+    found, why = stacks.read_stacks(os.getpid(), program=fake_py_spy(tmp_path, "exec sleep 60"), limit_s=0.2)
     assert found == ()
     assert "did not come back within 0.2 s" in why
 
 
 def test_a_missing_py_spy_is_reported():
-    assert "pip install py-spy" in stacks.read_stacks(1, program=None, limit_s=1)[1]
+    assert "pip install py-spy" in stacks.read_stacks(os.getpid(), program=None, limit_s=1)[1]
 
 
 def test_stacks_of_a_real_process_name_its_functions():
@@ -161,14 +161,14 @@ def test_stacks_of_a_real_process_name_its_functions():
 
 
 def test_a_py_spy_that_prints_without_end_is_ended(tmp_path):
-    found, why = stacks.read_stacks(1, program=fake_py_spy(tmp_path, "exec yes"), limit_s=60)
+    found, why = stacks.read_stacks(os.getpid(), program=fake_py_spy(tmp_path, "exec yes"), limit_s=60)
     assert found == ()
     assert why == f"its stacks are too large: py-spy printed more than {stacks.MAX_OUTPUT_BYTES} bytes"
 
 
 def test_a_process_whose_native_calls_are_too_many_is_read_without_them(tmp_path):
     program = fake_py_spy(tmp_path, """case "$*" in *--native*) exec yes;; *) echo '[]';; esac""")
-    assert stacks.read_stacks(1, program=program, limit_s=60) == ((), "")
+    assert stacks.read_stacks(os.getpid(), program=program, limit_s=60) == ((), "")
 
 
 HUGE = """

@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -189,6 +190,21 @@ def test_manifest_with_a_missing_object_names_it(store, tree):
 def test_manifest_cannot_lead_out_of_the_channel(store, tree):
     fill(store, "data/../evil")
     assert ".." in refusal(put_manifest(store, [{"prefix": "s3://b/data/"}, "../evil"]), store, tree)
+
+
+def test_manifest_nested_too_deep_is_refused_by_name(store, tree):
+    store.put_bytes("b", "m/list.manifest", b"[" * 1_000_000)
+    said = refusal(make_channel("s3://b/m/list.manifest", s3_data_type="ManifestFile"), store, tree)
+    assert "s3://b/m/list.manifest" in said
+    assert "nested too deep" in said
+
+
+@pytest.mark.parametrize("mode", list(InputMode))
+@pytest.mark.parametrize(("prefix", "entry"), [("data/", "../evil"), ("data/../", "evil"), ("data/", "./evil")])
+def test_manifest_names_no_place_outside_its_prefix_in_any_mode(store, tree, mode, prefix, entry):
+    fill(store, prefix + entry, "evil")
+    channel = replace(put_manifest(store, [{"prefix": f"s3://b/{prefix}"}, entry]), input_mode=mode)
+    assert 'a part of it is "." or ".."' in refusal(channel, store, tree)
 
 
 def test_augmented_manifests_are_refused_by_name(store, tree):

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from clary.agent.environments import requirements
+from clary.agent.environments import installation, requirements
 from clary.agent.environments.installation import InstallationWorld
 from clary.agent.environments.package_index import local_folders, uv_index_variables, with_credentials
 from clary.agent.environments.requirements import PreparedEnvironment, prepare_environment
@@ -364,3 +364,39 @@ def test_settings_of_uv_in_a_source_folder_have_no_effect(original: Environment,
         (tmp_path / "code" / name).write_text(f'{table}find-links = ["{hidden}"]\n')
     with pytest.raises(AgentError, match="hidden was not found"):
         prepare(original, tmp_path, "hidden\n", wheels)
+
+
+@pytest.mark.parametrize("is_isolated", [True, False])
+def test_builds_get_the_index_settings_of_the_owner_and_none_of_the_owners_secrets(is_isolated: bool) -> None:
+    kept = [
+        "UV_DEFAULT_INDEX",
+        "UV_INDEX",
+        "UV_INDEX_TEAM_USERNAME",
+        "UV_INDEX_TEAM_PASSWORD",
+        "UV_EXCLUDE_NEWER",
+        "PIP_INDEX_URL",
+        "PIP_CERT",
+        "SSL_CERT_FILE",
+        "CARGO_HOME",
+        "LC_ALL",
+        "REQUESTS_CA_BUNDLE",
+        "PATH",
+    ]
+    secret = [
+        "UV_PUBLISH_TOKEN",
+        "UV_PUBLISH_USERNAME",
+        "UV_PUBLISH_PASSWORD",
+        "UV_KEYRING_PROVIDER",
+        "UV_GITHUB_TOKEN",
+        "UV_INDEX_TOKEN",
+        "UV_SOMETHING_NEW",
+        "PIP_KEYRING_PROVIDER",
+        "PIP_PASSWORD",
+        "CARGO_REGISTRY_TOKEN",
+        "CARGO_REGISTRIES_TEAM_TOKEN",
+        "SSL_KEY_PASSWORD",
+        "AWS_SECRET_ACCESS_KEY",
+        "TWINE_PASSWORD",
+    ]
+    passed = [name for name in (*kept, *secret) if installation._is_passed(name, is_isolated=is_isolated)]
+    assert passed == kept

@@ -54,6 +54,8 @@ def test_the_folder_holds_the_train_side_the_foreign_names_and_nothing_else(libr
         "horovod",
         "sagemaker_containers",
         "sagemaker_training",
+        "sagemaker_xgboost_container",
+        "smddpcommon",
         "smdebug",
         "smdistributed",
     ]

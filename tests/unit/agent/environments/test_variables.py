@@ -7,7 +7,7 @@ import pytest
 
 from clary.agent.environments.variables import program_variables, service_variables, sm_variables
 from clary.base.plain import to_plain
-from clary.contract.launch_plan import Channel, HostPlan, Isolation, LaunchPlan, NetworkPlan, Resources
+from clary.contract.launch_plan import Channel, Environment, HostPlan, Isolation, LaunchPlan, NetworkPlan, Resources
 from clary.contract.ml_tree import OPT_ML, MlTree
 from clary.contract.settings.hyperparameters import cli_arguments
 from clary.testing.launch_plans import make_hosts, make_plan
@@ -61,6 +61,20 @@ def test_variables_that_only_sdk_v3_sets_have_its_values(name: str) -> None:
     assert {key: ours[key] for key in only_v3} == {key: expected[key] for key in only_v3}
 
 
+def test_every_variable_of_a_trial_of_tensorflow_names_its_own_model_dir() -> None:
+    parameters = {"_tuning_objective_metric": '"loss"', "model_dir": '"s3://b/tuning/model"', "epochs": "3"}
+    image = "763104351884.dkr.ecr.us-west-2.amazonaws.com/tensorflow-training:2.16.2-cpu-py310"
+    environment = Environment(name="default", python="/env/bin/python", image=image)
+    plan = make_plan(hyperparameters=parameters, environment=environment)
+    variables, own = sm_variables(plan, plan.hosts[0], INSIDE), "s3://b/tuning/model/job-1/model"
+    assert variables["SM_HP_MODEL_DIR"] == own
+    assert json.loads(variables["SM_HPS"]) == {"model_dir": own, "epochs": 3}
+    assert json.loads(variables["SM_USER_ARGS"]) == ["--epochs", "3", "--model_dir", own]
+    assert json.loads(variables["SM_TRAINING_ENV"])["hyperparameters"] == {"model_dir": own, "epochs": 3}
+    assert not [name for name, text in variables.items() if "s3://b/tuning/model" in text and own not in text]
+    assert plan.hyperparameters == parameters
+
+
 def test_golden_files_exist() -> None:
     assert len(TOOLKIT_GOLDENS) >= 16
     assert len(V3_GOLDENS) >= 4
@@ -88,6 +102,21 @@ def test_user_environment_wins_except_for_reserved_names() -> None:
     assert variables["MINE"] == "1"
     assert variables["TRAINING_JOB_NAME"] == "job-1"
     assert variables["AWS_ENDPOINT_URL"] == "http://10.0.0.254:4570"
+
+
+def test_libraries_that_do_not_read_aws_endpoint_url_find_the_service() -> None:
+    variables = service(make_plan())
+    assert variables["S3_ENDPOINT"] == variables["S3_ENDPOINT_URL"] == "http://10.0.0.254:4570"
+    assert variables["S3_USE_HTTPS"] == variables["S3_VERIFY_SSL"] == "0"
+    assert variables["AWS_ALLOW_HTTP"] == "true"
+
+
+def test_a_store_of_the_users_own_is_not_reached_without_tls() -> None:
+    variables = service(make_plan(user_environment={"S3_ENDPOINT": "minio.corp:9000", "S3_ENDPOINT_URL": "other"}))
+    assert variables["S3_ENDPOINT"] == "minio.corp:9000"
+    assert not {"S3_USE_HTTPS", "S3_VERIFY_SSL"} & set(variables)
+    assert variables["S3_ENDPOINT_URL"] == "http://10.0.0.254:4570"
+    assert service(make_plan(user_environment={"AWS_ALLOW_HTTP": "false"}))["AWS_ALLOW_HTTP"] == "false"
 
 
 def test_programs_get_the_path_of_the_stop_notice_and_the_grace_period(tmp_path: Path) -> None:
@@ -119,6 +148,25 @@ def test_secrets_of_the_machine_do_not_reach_the_program() -> None:
     assert variables["PIP_INDEX_URL"] == "u"
     assert variables["AWS_SECRET_ACCESS_KEY"] == "job-secret"
     assert "token-of-the-attempt" not in variables.values()
+
+
+def test_of_the_owners_pip_and_uv_the_program_gets_settings_and_logins_of_indexes_alone() -> None:
+    secrets = [
+        "UV_PUBLISH_TOKEN",
+        "UV_PUBLISH_USERNAME",
+        "UV_PUBLISH_URL",
+        "UV_GITHUB_TOKEN",
+        "UV_KEYRING_PROVIDER",
+        "PIP_KEYRING_PROVIDER",
+        "UV_PUBLISH_PASSWORD",
+        "PIP_PROXY_PASSWORD",
+        "UV_HF_API_KEY",
+        "UV_S3_SECRET_ACCESS",
+    ]
+    kept = {"UV_INDEX_TEAM_USERNAME": "me", "UV_INDEX_TEAM_PASSWORD": "mine", "PIP_NO_INPUT": "1", "UV_OFFLINE": "1"}
+    variables = service(make_plan(), {**dict.fromkeys(secrets, "real"), **kept})
+    assert "real" not in variables.values()
+    assert {name: variables.get(name) for name in kept} == kept
 
 
 def test_only_ranks_of_one_attempt_share_its_collective_secret() -> None:

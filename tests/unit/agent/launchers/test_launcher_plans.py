@@ -109,6 +109,12 @@ def test_pythonpath_has_code_first_the_users_then_and_ours_last() -> None:
     assert process.environment["PYTHONPATH"] == f"/opt/ml/code:/mine:/too:{SHIMS_FOLDER}:{LIBRARY}"
 
 
+def test_a_trial_of_tensorflow_has_a_model_dir_of_its_own_among_its_arguments() -> None:
+    parameters = {"_tuning_objective_metric": "loss", "model_dir": "s3://b/model"}
+    made = context_of(parameters, environment=environment_of("tensorflow-training:2.16.2-cpu-py310"))
+    assert made.arguments == ("--model_dir", f"s3://b/model/{made.plan.job_name}/model")
+
+
 def test_packages_and_commands_are_started_as_the_toolkit_starts_them() -> None:
     package = context_of({"a": "1"}, entry_point=EntryPoint(name="pkg/train.py", kind=EntryKind.PACKAGE))
     assert select(package).build(package)[0].argv == ("/env/bin/python", RANK_SHIM, "-m", "pkg.train", "-a", "1")

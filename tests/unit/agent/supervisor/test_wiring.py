@@ -376,6 +376,44 @@ def test_hosts_on_the_network_of_their_nodes_note_that_they_have_no_ssh(steps_of
     assert "port 22 is not theirs" in note
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "is_noted"),
+    [
+        ("train.py", "import subprocess\nsubprocess.Popen(['/usr/sbin/sshd', '-D'])\n", True),
+        ("tools/start/prepare.sh", "#!/bin/bash\nservice ssh start\n", True),
+        ("train.py", "import os\nos.system('/etc/init.d/ssh start')\n", True),
+        ("train.py", "print('ssh, and what it needs')\n", False),
+        ("notes.txt", "/usr/sbin/sshd\n", False),
+    ],
+)
+@pytest.mark.parametrize("isolation", list(Isolation))
+def test_a_script_that_starts_sshd_gets_ssh_or_the_reason(
+    steps_of, isolation: Isolation, name: str, text: str, is_noted: bool
+) -> None:
+    steps = steps_of(hosts=make_hosts(2), isolation=isolation)
+    steps.build_tree()
+    path = steps._tree.code / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    assert steps._ssh("/opt/ml/home", uses_ssh=False) == ()
+    assert len(steps.notes) == is_noted
+    assert all("which the program starts sshd for" in note for note in steps.notes)
+
+
+@pytest.mark.parametrize(("text", "has_ssh"), [("os.system('sshd')", True), ("print(1)", False)])
+def test_hosts_of_a_plain_program_have_the_files_of_ssh_if_it_starts_sshd(
+    steps_of, monkeypatch: pytest.MonkeyPatch, text: str, has_ssh: bool
+) -> None:
+    steps = steps_of(hosts=make_hosts(2), isolation=Isolation.NAMESPACES)
+    monkeypatch.setattr(wiring, "why_no_ssh", lambda **_: None)
+    monkeypatch.setattr(wiring, "prepare_ssh", lambda *_, addresses, home: tuple(addresses))
+    steps.build_tree()
+    steps._tree.code.mkdir(exist_ok=True)
+    (steps._tree.code / "train.py").write_text(f"import os\n{text}\n")
+    assert steps._ssh("/opt/ml/home", uses_ssh=False) == (("algo-1", "algo-2") if has_ssh else ())
+    assert steps._ssh("/opt/ml/home") == ("algo-1", "algo-2")
+
+
 def test_abort_ends_a_step_that_waits_for_the_object_store(steps_of, monkeypatch: pytest.MonkeyPatch) -> None:
     channel = Channel(name="train", s3_uri="s3://bucket/prefix")
     plan = make_plan()

@@ -140,3 +140,20 @@ def test_variables_can_be_written_for_programs_that_the_script_starts():
         "print(os.environ['PYTHONPATH'] == ':'.join(sys.path))"
     )
     assert run(code).stdout == "b {'A': 'b'}\nTrue\n"
+
+
+def test_a_trial_of_tensorflow_reads_the_model_dir_of_its_own(tmp_path):
+    parameters = {"model_dir": "s3://b/m", "_tuning_objective_metric": "loss", "epochs": 3}
+    job = write_job(tmp_path / "ml", {"current_host": "algo-1", "hosts": ["algo-1"]}, {}, parameters)
+    code = (
+        "from sagemaker_training import environment\n"
+        "env = environment.Environment()\n"
+        "print(env.hyperparameters['model_dir'], env.to_cmd_args(), environment.read_hyperparameters()['model_dir'])"
+    )
+    variables = {"SAGEMAKER_BASE_DIR": str(job), "TRAINING_JOB_NAME": "trial-1"}
+    own = run(code, **variables, SM_HP_MODEL_DIR="s3://b/m/trial-1/model")
+    assert own.stdout.split()[0] == "s3://b/m/trial-1/model", own.stderr
+    assert own.stdout.split()[-1] == "s3://b/m"
+    assert "'s3://b/m/trial-1/model'" in own.stdout
+    other = run(code, **variables, SM_HP_MODEL_DIR="/elsewhere")
+    assert other.stdout.split()[0] == "s3://b/m", other.stderr

@@ -72,6 +72,33 @@ def test_names_of_the_platform_are_not_passed_to_the_program() -> None:
     assert hps.platform_text(values, "sagemaker_program") == "train.py"
 
 
+@pytest.mark.parametrize("image", ["1.dkr.ecr.eu.amazonaws.com/tensorflow-training:2.16-cpu", "sagemaker-tensorflow"])
+@pytest.mark.parametrize("text", ['"s3://b/job/model"', "s3://b/job/model"])
+def test_a_trial_of_tensorflow_has_a_model_dir_of_its_own(image: str, text: str) -> None:
+    values = {"_tuning_objective_metric": "loss", "model_dir": text, "epochs": "3"}
+    told = hps.told_to_program(values, job_name="trial-1", image=image)
+    assert hps.user_values(told) == {"model_dir": "s3://b/job/model/trial-1/model", "epochs": 3}
+    assert hps.cli_arguments(told)[2:] == ("--model_dir", "s3://b/job/model/trial-1/model")
+    assert values["model_dir"] == text
+
+
+@pytest.mark.parametrize(
+    ("image", "changes"),
+    [
+        ("1.dkr.ecr.eu.amazonaws.com/pytorch-training:2.8", {}),
+        ("1.dkr.ecr.eu.amazonaws.com/tensorflow/pytorch-training:2.8-tensorflow", {}),
+        ("tensorflow-training:2.16", {"_tuning_objective_metric": None}),
+        ("tensorflow-training:2.16", {"model_dir": None}),
+        ("tensorflow-training:2.16", {"model_dir": "false"}),
+        ("tensorflow-training:2.16", {"model_dir": '"/opt/ml/model"'}),
+    ],
+)
+def test_any_other_model_dir_is_passed_on(image: str, changes: dict[str, str | None]) -> None:
+    values = {"_tuning_objective_metric": "loss", "model_dir": "s3://b/m", **changes}
+    given = {name: text for name, text in values.items() if text is not None}
+    assert hps.told_to_program(given, job_name="trial-1", image=image) == given
+
+
 def test_quotes_newlines_and_unicode_can_be_passed_and_nul_and_surrogates_cannot() -> None:
     assert hps.unusable({"a": 'it\'s "x"\n', "b": '"\\u4e2d"', "\u00e9": "1", "path": "a b;$(c)"}) == ()
     problems = hps.unusable({"a": '"\\u0000"', "b": '"\\ud800"', "c": '{"k": "\\u0000"}', "ok": "1"})

@@ -29,9 +29,24 @@ def test_variables_name_service_keys_region_and_configuration():
         "AWS_DEFAULT_REGION": "eu-west-1",
         "AWS_REGION": "eu-west-1",
         "AWS_EC2_METADATA_DISABLED": "true",
+        "S3_ENDPOINT": "http://127.0.0.1:1",
+        "S3_USE_HTTPS": "0",
+        "S3_VERIFY_SSL": "0",
+        "S3_ENDPOINT_URL": "http://127.0.0.1:1",
+        "AWS_ALLOW_HTTP": "true",
         "SAGEMAKER_ADMIN_CONFIG_OVERRIDE": "/s/client/sagemaker-config.yaml",
         "SAGEMAKER_USER_CONFIG_OVERRIDE": "/s/client/sagemaker-config.yaml",
     }
+
+
+def test_variables_for_a_service_with_tls_replace_those_for_one_without():
+    plain, encrypted, unset = (
+        client_variables(Settings(), url=url, credentials=KEYS, client_folder=Path("/s/client"))
+        for url in ("http://127.0.0.1:1", "https://gpu1:4571", "")
+    )
+    assert set(plain) == set(encrypted) == set(unset)
+    assert encrypted["S3_ENDPOINT"] == encrypted["S3_ENDPOINT_URL"] == "https://gpu1:4571"
+    assert (encrypted["S3_USE_HTTPS"], encrypted["S3_VERIFY_SSL"], encrypted["AWS_ALLOW_HTTP"]) == ("1", "1", "false")
 
 
 def test_https_uses_the_proxy_with_variables_in_both_spellings():

@@ -26,11 +26,12 @@ UV = str(Path(sys.executable).with_name("uv"))
 HERE = f"py{sys.version_info[0]}{sys.version_info[1]}"
 
 
-def write_wheel(folder, name, version, *, module=None):
+def write_wheel(folder, name, version, *, module=None, requires=None):
     base = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         wheel.writestr(module or f"{name}.py", "")
-        wheel.writestr(f"{base}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        needs = f"Requires-Dist: {requires}\n" if requires else ""
+        wheel.writestr(f"{base}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
         wheel.writestr(
             f"{base}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
@@ -112,6 +113,38 @@ def test_an_added_environment_has_pip_as_images_have(add, tmp_path):
     assert add(f"pytorch:2.8-{HERE}")[0] == f"{made.folder} stands already"
     assert has_pip(made.folder)
     assert made.folder.stat().st_ino == inode
+
+
+def test_an_added_environment_has_the_companions_that_the_index_has_and_names_the_others(add, tmp_path):
+    for name in ("boto3", "datasets", "evaluate", "accelerate"):
+        write_wheel(tmp_path, name, "1.0")
+    write_wheel(tmp_path, "torch", "2.9.1")
+    said = add(f"huggingface-pytorch:2.8-transformers4.49-{HERE}")
+    (made,) = added_environments(tmp_path / "home")
+    found = {path.name.partition("-")[0] for path in made.folder.rglob("site-packages/*.dist-info")}
+    assert {"boto3", "datasets", "evaluate", "accelerate", "torch"} <= found
+    assert made.requirements == ("torch==2.8.*", "transformers==4.49.*", "numpy")
+    assert said[-2].startswith("the package index has no scikit-learn for this environment, which the image has: ")
+    assert said[-1] == (
+        "not included, although the image has them: torchvision, torchaudio, pandas; --with torchvision adds one"
+    )
+    assert sorted(path.name for path in made.folder.iterdir() if path.suffix in (".txt", ".json")) == ["clary.json"]
+
+
+def test_a_companion_that_would_change_the_framework_is_left_out(add, tmp_path):
+    write_wheel(tmp_path, "numpy", "1.0.0")
+    write_wheel(tmp_path, "boto3", "1.0", requires="numpy<2")
+    said = add(f"pytorch:2.8-{HERE}")
+    (made,) = added_environments(tmp_path / "home")
+    assert list(made.folder.rglob("numpy-2.0.0.dist-info"))
+    assert not list(made.folder.rglob("boto3*"))
+    assert any(line.startswith("the package index has no boto3 for this environment") for line in said)
+
+
+def test_what_was_asked_for_is_not_named_as_missing(add, tmp_path):
+    write_wheel(tmp_path, "torchvision", "0.23")
+    said = add(f"pytorch:2.8-{HERE}", further=["torchvision"])
+    assert said[-1].startswith("not included, although the image has them: torchaudio, pandas, scikit-learn;")
 
 
 def test_pip_comes_from_python_if_the_index_has_none_and_its_absence_is_told(add, tmp_path):

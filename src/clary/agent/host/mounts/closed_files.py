@@ -30,8 +30,8 @@ WHOLE_S = 600.0  # programs may see files of /usr whose mode was changed within 
 _JUST_NOW_S = 1.0  # agents of several hosts start at the same moment
 _TURN_S = 10.0  # a first search of a machine takes a few seconds
 _TURN_LOOK_S = 0.005
-_OPEN_FOLDER = 0o005
-_RACY_NS = 2_000_000_000  # within one tick of the file system's clock a folder may change again without a new ctime
+OPEN_FOLDER = 0o005
+RACY_NS = 2_000_000_000  # within one tick of the file system's clock a folder may change again without a new ctime
 
 
 def find_closed(
@@ -173,10 +173,10 @@ class _Search:
                 status = os.lstat(here)
                 if not stat.S_ISDIR(status.st_mode) or status.st_dev != self._device:
                     continue
-                if status.st_mode & _OPEN_FOLDER != _OPEN_FOLDER and here != self._folder:
+                if status.st_mode & OPEN_FOLDER != OPEN_FOLDER and here != self._folder:
                     self.closed.add(here)
                     continue
-                is_racy = time.time_ns() - status.st_ctime_ns < _RACY_NS
+                is_racy = time.time_ns() - status.st_ctime_ns < RACY_NS
                 self.stamps[here] = 0 if is_racy else status.st_ctime_ns
                 waiting += self._look_at(here)
             except OSError:  # removed meanwhile

@@ -20,7 +20,8 @@ from collections.abc import Iterable, Sequence
 from clary.agent.host import kernel
 from clary.agent.host.mounts import kernel_views
 from clary.agent.host.mounts.bind_places import make_owned
-from clary.agent.host.mounts.closed_files import find_closed
+from clary.agent.host.mounts.closed_files import UNCACHED, find_closed
+from clary.agent.host.mounts.open_copy import OpenCopy, open_copy
 from clary.agent.host.mounts.shown_folders import EMPTY_FOLDERS, WRITABLE_FOLDERS, ShownFolder, is_shown
 from clary.agent.host.mounts.upper_layer import UpperLayer
 from clary.agent.host.program_users import ProgramUsers
@@ -29,6 +30,7 @@ from clary.base.beneath import Folder
 PRIVATE_FOLDERS = ("/proc", "/sys", "/dev", "/run", "/tmp", "/var/tmp")  # noqa: S108 - made anew for every host
 
 LAYERS_FOLDER = "layers"  # folder of layers in a host's scratch folder
+COPY_FOLDER = "copy"  # the host's own copy of a system folder, in a layer
 UPPER_FOLDER = "upper"  # folder of the changes in a layer
 
 _OPTION_SEPARATORS = frozenset(',:\\"')
@@ -53,6 +55,7 @@ class MachineView:
         self._users = users
         self._num_layers = 0
         self._shown: tuple[ShownFolder, ...] = ()
+        self._copies: list[OpenCopy] = []  # system folders of which a copy is shown
         self._rebuilt: frozenset[str] = frozenset()  # folders that must be recreated instead of mounted
         self._extended: frozenset[str] = frozenset()  # folders in which mount points must be made
         self.shared_folders: list[str] = []  # folders of the machine that are shown themselves, read-only
@@ -114,18 +117,36 @@ class MachineView:
         os.mkdir(work)
         if not self._in_user_namespace:
             try:
-                self._fill(lower, upper, is_system=is_system)
-            except OSError as error:  # the layer's file system does not support whiteouts
+                copy = self._open_copy(lower, f"{layer}/{COPY_FOLDER}") if is_system else None
+                self._fill(lower, upper, closed=self._closed(lower, copy) if is_system else ())
+            except OSError as error:  # the layer's file system does not support whiteouts, or no copy could be made
                 self.refusal = str(error)
                 return False
+            if copy is not None:
+                return self._lay(copy.path, target, layer, is_mapped=is_mapped, is_kept=bool(kept_as), shown=lower)
+        return self._lay(lower, target, layer, is_mapped=is_mapped, is_kept=bool(kept_as), shown=lower)
+
+    def _lay(self, lower: str, target: str, layer: str, *, is_mapped: bool, is_kept: bool, shown: str) -> bool:
+        upper, work = f"{layer}/{UPPER_FOLDER}", f"{layer}/work"
         if is_mapped and self._users is not None:
             mapped = self._map(lower, f"{layer}/lower")
-            if mapped and self._mount(target, lower=mapped, upper=upper, work=work, is_kept=bool(kept_as)):
+            if mapped and self._mount(target, lower=mapped, upper=upper, work=work, is_kept=is_kept):
                 return True
             # The file system, or the kernel's overlay (before 5.19), cannot map owners.
             self.why_strange = self.why_strange or self.refusal
-            self.strange_folders.append(lower)
-        return self._mount(target, lower=lower, upper=upper, work=work, is_kept=bool(kept_as))
+            self.strange_folders.append(shown)
+        return self._mount(target, lower=lower, upper=upper, work=work, is_kept=is_kept)
+
+    def _open_copy(self, folder: str, own_place: str) -> OpenCopy | None:
+        """Return the copy to show instead of a system folder that changes while hosts run; None for other folders."""
+        if folder not in UNCACHED:
+            return None
+        copy = open_copy(folder, skipped=self._skipped(), own_place=own_place)
+        self._copies.append(copy)  # in use until this process, the host's first, has ended
+        return copy
+
+    def _closed(self, folder: str, copy: OpenCopy | None) -> Iterable[str]:
+        return self._find_closed(folder) if copy is None else copy.closed
 
     def _mount(self, target: str, *, lower: str, upper: str, work: str, is_kept: bool) -> bool:
         descriptors: list[int] = []
@@ -148,12 +169,11 @@ class MachineView:
                 os.close(descriptor)
         return True
 
-    def _fill(self, lower: str, upper: str, *, is_system: bool) -> None:
+    def _fill(self, lower: str, upper: str, *, closed: Iterable[str]) -> None:
         # The merged folder takes mode and owner from the upper folder.
         content = UpperLayer(lower, upper, users=self._users)
         content.copy_folder("")
-        if is_system:
-            content.leave_out(self._find_closed(lower))
+        content.leave_out(closed)
         if self._users is not None and lower == "/usr/local":
             for folder in (path for pattern in WRITABLE_FOLDERS for path in glob.glob(pattern)):
                 content.open_folders(folder)
@@ -299,7 +319,10 @@ class MachineView:
                 kernel_views.cover(self._new_root + closed)
 
     def _find_closed(self, folder: str) -> list[str]:
-        return find_closed(folder, skipped=[one.path for one in self._shown if not one.is_system])
+        return find_closed(folder, skipped=self._skipped())
+
+    def _skipped(self) -> list[str]:
+        return [one.path for one in self._shown if not one.is_system]
 
 
 def _mount_overlay(target: str, options: str) -> None:

@@ -6,18 +6,21 @@ start. Programs see only these folders, the plan's binds and the host's own file
 [Note: owners of files]
 With a root service, programs are root of a user namespace. In system folders, which contain files of distributions, the
 machine's root is mapped to the programs' root, so that package managers work; files there that not all users may read
-are hidden (`closed_files`). In all other folders the machine's users appear as nobody: the kernel lets programs read
+are hidden (`closed_files`), and of /etc hosts see a copy (`open_copy`), because closed files appear there while hosts
+run. In all other folders the machine's users appear as nobody: the kernel lets programs read
 only files that all users may read, which also holds for files created later.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from clary.agent.host.mounts.closed_files import UNCACHED, refresh
 from clary.agent.host.mounts.mount_table import is_within
+from clary.agent.host.mounts.open_copy import open_copy
 
 # Package managers write to these folders; owners in the host are the machine's owners.
 _SYSTEM_FOLDERS = (
@@ -99,8 +102,15 @@ def look_at_system_folders() -> None:
     shown = shown_folders(())
     skipped = [folder.path for folder in shown if not folder.is_system]
     for folder in shown:
-        if folder.is_system and folder.path not in UNCACHED:
+        if not folder.is_system:
+            continue
+        if folder.path not in UNCACHED:
             refresh(folder.path, skipped=skipped)
+            continue
+        try:
+            open_copy(folder.path, skipped=skipped, own_place=None).close()
+        except OSError as error:  # every host then makes a copy of its own
+            print(f"no shared copy of {folder.path}: {error}", file=sys.stderr)
 
 
 def is_shown(path: str, shown: Sequence[ShownFolder]) -> bool:

@@ -21,5 +21,5 @@ def cast_as_autocast(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def exact(tensor: torch.Tensor) -> torch.autocast:
-    """Return a block in which products on a tensor's device have the dtypes of their factors."""
+    """Return a block in which products on the device of a tensor of any shape have the dtypes of their factors."""
     return torch.autocast(tensor.device.type, enabled=False)
