@@ -23,6 +23,7 @@ ONE_PIECE_OF_WORK = {
     "folder_flush.py",  # one flush
     "limited_children.py",  # one stream of a child
     "objects/checkpoint_sets.py",
+    "objects/public/public_door.py",  # one copy
     "objects/seaweed.py",  # one probe
     "reconcile/desks/rehearsal_desk.py",  # one rehearsal
     "reconcile/job_tasks.py",  # one launch or release

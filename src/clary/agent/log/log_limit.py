@@ -6,7 +6,7 @@ response to a flood that neither slows down the program nor fills the disk and t
 
 from __future__ import annotations
 
-from clary.agent.token_bucket import TokenBucket
+from clary.base.token_bucket import TokenBucket
 from clary.contract.launch_plan import LogRules
 
 BURST_S = 10.0  # burst: as many lines as the limits allow in this many seconds may arrive at once

@@ -9,7 +9,7 @@ picture of a tag is sent.
 from __future__ import annotations
 
 from clary.agent.outbox import Outbox
-from clary.agent.token_bucket import TokenBucket
+from clary.base.token_bucket import TokenBucket
 from clary.contract.training_values import (
     MAX_DATA_CHARACTERS,
     MAX_FINDINGS,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -41,8 +40,8 @@ MAX_NAME = 1024  # characters of a stored name, which each value repeats
 async def put_metric_data(call: Call) -> Mapping[str, Any]:
     """Store values with their job.
 
-    Raises: WireError InvalidParameterValue, InvalidParameterCombination or LimitExceeded; then no value is stored,
-        unless one of several jobs is deleted during the call.
+    Raises: WireError InvalidParameterValue, InvalidParameterCombination, LimitExceeded or ThrottlingException, after
+        which clients try again; then no value is stored, unless one of several jobs is deleted during the call.
     """
     params = call.params
     namespace = params["Namespace"]
@@ -85,19 +84,18 @@ async def put_metric_data(call: Call) -> Mapping[str, Any]:
     if missing := next((name for name, job in jobs.items() if job is None), None):
         raise _no_job(missing)
     store = call.services.store
-    async with AsyncExitStack() as rooms:  # if one job has no room, no value of any job is stored
+    try:
+        found = {name: job for name, job in jobs.items() if job is not None}
+        store.allowance.take(by_job, found, now_s=call.services.clock.monotonic())
+    except MetricsFull as error:
+        code = "ThrottlingException" if error.is_too_fast else "LimitExceeded"
+        raise WireError(code, f"PutMetricData: {error.message}.") from error
+    for job_name, values_of_job in by_job.items():
         try:
-            for job_name, job in jobs.items():
-                if job is not None:
-                    await rooms.enter_async_context(store.aggregates.room_for(job, by_job[job_name]))
-        except MetricsFull as error:
-            raise WireError("LimitExceeded", f"PutMetricData: {error.message}.") from error
-        for job_name, values_of_job in by_job.items():
-            try:
-                await store.add_metrics(job_name, values_of_job)
-                await _keep_units(call, job_name, namespace, units[job_name])
-            except JobNotFound as error:
-                raise _no_job(job_name) from error
+            await store.add_metrics(job_name, values_of_job)
+            await _keep_units(call, job_name, namespace, units[job_name])
+        except JobNotFound as error:
+            raise _no_job(job_name) from error
     return {}
 
 

@@ -20,7 +20,7 @@ from clary.control.store.errors import BadToken
 
 MAX_QUERIES = 500
 MAX_DATAPOINTS = 100_800  # maximum number of points in one answer
-MAX_WORK_S = 60.0  # longest time in which all queries of a request are computed
+MAX_WORK_S = 30.0  # longest time in which all queries of a request are computed
 STATISTICS = ("Average", "Sum", "Minimum", "Maximum", "SampleCount")
 ASCENDING = "TimestampAscending"
 _TOKEN_KEY = secrets.token_bytes(32)  # in memory only: a client fetches all pages from the same service process

@@ -3,7 +3,7 @@
 StoreError
 |-- JobExists         a job of that name exists already
 |-- JobNotFound       no job of that name
-|-- MetricsFull       a job that may add no further metrics or values
+|-- MetricsFull       a job whose program adds too many metrics or values
 |-- BadToken          a page token that belongs to another query, or is forged
 |-- StaleLease        a write of a service whose lease another owner has taken
 |-- StreamNotFound    no log stream of that name
@@ -41,9 +41,13 @@ class JobNotFound(StoreError):
 
 
 class MetricsFull(StoreError):
-    """A job whose program may add no further metrics, or no further values."""
+    """A job whose program adds too many metrics, or values too fast."""
 
     default_fault = Fault.USER
+
+    def __init__(self, message: str, *, is_too_fast: bool = False) -> None:
+        super().__init__(message)
+        self.is_too_fast = is_too_fast
 
 
 class BadToken(StoreError):

@@ -34,6 +34,7 @@ from clary.control.store.job_cards import JobCards
 from clary.control.store.job_queries import JobPage, JobQuery
 from clary.control.store.leases import Fence, Lease
 from clary.control.store.metric_values.metric_aggregates import MetricAggregates
+from clary.control.store.metric_values.metric_allowance import MetricAllowance
 from clary.control.store.metric_values.metric_curves import MetricCurves
 from clary.control.store.migrations import migrate
 from clary.control.store.quarantine import Quarantine, hold_all, mend_from_memory
@@ -82,6 +83,7 @@ class Store:
         self.cards = JobCards(read=self._read, token_key=token_key)  # rows of lists of jobs
         self.curves = MetricCurves(read=self._read)  # metrics, with fewer points
         self.aggregates = MetricAggregates(read=self._read)  # metrics, by periods of time
+        self.allowance = MetricAllowance()  # metrics that programs may add
         self.series = SeriesBlocks(  # measurements of hosts
             read=self._read, write=self._write, write_together=self._writer.run_together
         )

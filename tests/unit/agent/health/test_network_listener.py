@@ -1,4 +1,4 @@
-"""The server side of a host's network program against programs of the job and strangers: it keeps planned numbers alone."""
+"""The server side of a host's network program against programs of the job and strangers."""
 
 import asyncio
 import contextlib

@@ -12,8 +12,7 @@ from clary.control.permissions.grants import Grants
 from clary.control.services import custom_metrics
 from clary.control.services.call import Call
 from clary.control.services.dispatch import dispatch
-from clary.control.store.errors import JobNotFound
-from clary.control.store.metric_values import metric_aggregates
+from clary.control.store.metric_values import metric_allowance
 from clary.testing.control_plane import ControlPlane
 from clary.testing.fake_clock import START
 
@@ -215,43 +214,41 @@ async def test_a_datum_has_150_values_at_most(plane):
     assert await means(plane, Statistics=["Average"]) == [1.0]
 
 
-async def test_a_job_has_a_limited_number_of_values(plane, monkeypatch):
-    monkeypatch.setattr(metric_aggregates, "MAX_JOB_VALUES", 10)
+async def test_values_that_come_too_fast_are_refused_until_later(plane, monkeypatch):
+    monkeypatch.setattr(metric_allowance, "BURST_VALUES", 10)
     await put(plane, {"Values": [1.0], "Counts": [7]})
     code, message = await refusal(plane, {"Values": [2.0], "Counts": [4]})
-    assert (code, "10 values" in message) == ("LimitExceeded", True)
-    gone = {"Value": 2.0, "Dimensions": [{"Name": "TrainingJobName", "Value": "gone"}]}
-    await refusal(plane, gone, grants=None)
+    assert (code, "10 values" in message) == ("ThrottlingException", True)
     await put(plane, {"Values": [1.0], "Counts": [3]})
-    assert (await refusal(plane, {"Value": 2.0}))[0] == "LimitExceeded"
-    assert await means(plane) == [1.0]
+    assert (await refusal(plane, {"Value": 2.0}))[0] == "ThrottlingException"
     await put(plane, {"Value": 2.0, "Dimensions": [{"Name": "TrainingJobName", "Value": "other"}]}, grants=None)
-    plane.store.aggregates.forget()
-    assert (await refusal(plane, {"Value": 2.0}))[0] == "LimitExceeded", "the values are counted in the store"
+    assert await means(plane) == [1.0]
+    plane.clock.advance(0.1)
+    await put(plane, {"Value": 1.0})
+    plane.clock.advance(86_400)
+    await put(plane, {"Values": [1.0], "Counts": [10]})
 
 
 async def test_a_job_has_a_limited_number_of_metrics(plane, monkeypatch):
-    monkeypatch.setattr(metric_aggregates, "MAX_JOB_METRICS", 2)
+    monkeypatch.setattr(metric_allowance, "MAX_METRICS", 2)
     await put(plane, {"Value": 1.0}, {"Value": 1.0, "MetricName": "time"})
     code, message = await refusal(plane, {"Value": 2.0, "MetricName": "third"})
     assert (code, "2 metrics" in message) == ("LimitExceeded", True)
-    plane.store.aggregates.forget()
-    assert (await refusal(plane, {"Value": 2.0, "MetricName": "third"}))[0] == "LimitExceeded"
     await put(plane, {"Value": 1.0}, {"Value": 3.0, "MetricName": "time"})
     assert await means(plane, MetricName="time") == [2.0]
 
 
-async def test_a_value_that_was_not_stored_takes_no_room(plane, monkeypatch):
-    monkeypatch.setattr(metric_aggregates, "MAX_JOB_VALUES", 2)
-    monkeypatch.setattr(metric_aggregates, "MAX_JOB_METRICS", 1)
-
-    async def fail(job_name, values):
-        raise JobNotFound(job_name)
-
-    with monkeypatch.context() as broken:
-        broken.setattr(plane.store, "add_metrics", fail)
-        await refusal(plane, {"Values": [1.0], "Counts": [2], "MetricName": "other"})
-    await put(plane, {"Values": [1.0], "Counts": [2]})
+async def test_of_two_jobs_neither_gets_values_if_one_may_not(plane, monkeypatch):
+    monkeypatch.setattr(metric_allowance, "BURST_VALUES", 3)
+    of_other = [{"Name": "TrainingJobName", "Value": "other"}]
+    await put(plane, {"Values": [1.0], "Counts": [2], "Dimensions": of_other}, grants=None)
+    of_job = [{"Name": "TrainingJobName", "Value": "job"}]
+    full = {"Values": [1.0], "Counts": [3], "Dimensions": of_job}
+    more = {"Values": [1.0], "Counts": [2], "Dimensions": of_other}
+    with pytest.raises(WireError, match="Rate exceeded"):
+        await put(plane, full, more, grants=None)
+    assert await means(plane) == []
+    await put(plane, full, grants=None)
 
 
 async def test_the_name_of_a_metric_has_a_limited_length(plane):

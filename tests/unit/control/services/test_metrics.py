@@ -11,7 +11,7 @@ from clary.contract.agent_protocol import CheckpointFacts, HostPhase
 from clary.control.jobs.training_job import FinalMetric
 from clary.control.services import metric_data, metric_lists
 from clary.control.store.errors import JobNotFound
-from clary.control.store.metric_values import metric_aggregates
+from clary.control.store.metric_values import metric_allowance
 from clary.testing.control_plane import ControlPlane
 from clary.testing.fake_clock import START
 
@@ -271,13 +271,13 @@ async def test_metrics_that_take_too_long_are_refused(plane, monkeypatch):
 
 
 async def test_values_beyond_the_limit_of_a_job_are_refused(plane, monkeypatch):
-    monkeypatch.setattr(metric_aggregates, "MAX_JOB_VALUES", 2)
+    monkeypatch.setattr(metric_allowance, "BURST_VALUES", 2)
     data = [{"MetricName": "loss", "Timestamp": START, "Value": 1.0}] * 3
-    with pytest.raises(WireError, match="up to 2 values in all") as error:
+    with pytest.raises(WireError, match="may add 2 values of metrics at once") as error:
         await plane.call(
             "sagemaker-metrics", "BatchPutMetrics", TrialComponentName="job-aws-training-job", MetricData=data
         )
-    assert error.value.code == "ValidationException"
+    assert error.value.code == "ThrottlingException"
     assert await statistics(plane) == []
 
 

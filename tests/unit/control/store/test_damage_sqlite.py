@@ -101,6 +101,24 @@ async def test_wrong_types_in_other_tables_are_found_when_a_query_fails(database
         await store.close()
 
 
+async def test_a_damaged_value_is_set_aside_when_statistics_are_computed(database_url: str) -> None:
+    store = await Store.open(database_url)
+    try:
+        await store.create_job(completed(make_job("job")), {})
+        for step in range(2):
+            at = START + timedelta(seconds=step)
+            await store.add_metrics("job", [FinalMetric(name="loss", value=4.0, at=at, step=step)])
+        execute(database_url, "UPDATE metrics SET value = 'abc' WHERE step = 1")
+        end = START + timedelta(seconds=9)
+        periods = await store.aggregates.by_period("job", "loss", start=START, end=end, period_s=3600)
+        assert [(one.least, one.greatest, one.total, one.num_values) for one in periods.values()] == [
+            (4.0, 4.0, 4.0, 1)
+        ]
+        assert len(await store.quarantine.entries()) == 1
+    finally:
+        await store.close()
+
+
 async def test_a_damaged_lease_or_key_does_not_prevent_the_start(database_url: str) -> None:
     store = await Store.open(database_url)
     lease = await store.acquire_lease("service", "me", 30)

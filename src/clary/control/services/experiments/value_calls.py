@@ -55,13 +55,14 @@ async def batch_put_metrics(call: Call) -> Mapping[str, Any]:
         if job is None:
             raise _no_component(name)
         try:
-            async with store.aggregates.room_for(job, values):
-                await store.add_metrics(job_name, values)
-                await call.services.hub.record_metrics(job_name, values)
+            store.allowance.take({job_name: values}, {job_name: job}, now_s=call.services.clock.monotonic())
+            await store.add_metrics(job_name, values)
+            await call.services.hub.record_metrics(job_name, values)
         except JobNotFound as error:
             raise _no_component(name) from error
         except MetricsFull as error:
-            raise WireError("ValidationException", f"BatchPutMetrics: {error.message}.") from error
+            code = "ThrottlingException" if error.is_too_fast else "ValidationException"
+            raise WireError(code, f"BatchPutMetrics: {error.message}.") from error
     elif not await store.experiments.values.add(name, values):
         raise _no_component(name)
     return {"Errors": []}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clary.agent.token_bucket import TokenBucket
+from clary.base.token_bucket import TokenBucket
 
 # Binary fractions, so that sums are exact.
 steps = st.lists(st.tuples(st.integers(0, 64).map(lambda eighths: eighths / 8), st.integers(0, 200)), max_size=60)

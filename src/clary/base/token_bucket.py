@@ -1,6 +1,7 @@
 """A token bucket: bounds the amount that passes at once and the rate in the long run. Pure.
 
-Where: `log.log_limit` has one for lines and one for bytes, `training.finding_store` one for each name and for pictures.
+Where: an agent's `log.log_limit` has one for lines and one for bytes, `training.finding_store` one for each name and
+for pictures; the service's `store.metric_values.metric_allowance` has one for each job.
 """
 
 from __future__ import annotations
