@@ -1,5 +1,6 @@
 """Commands that wait for a job outlast a restart of the service, and say so when it stays away."""
 
+import http.client
 import json
 import os
 import re
@@ -14,11 +15,13 @@ from clary.cli import logs, patience, tuning
 from clary.cli.connection import Connection, connect
 from clary.cli.main import main
 from clary.cli.no_answer import NoAnswer
+from clary.cli.patience import PatientConnection
 from clary.control.state_folder import ServiceRecord, StateFolder
 
 AWAY = NoAnswer("the service at http://127.0.0.1:9 does not answer (refused); start it with: clary up")
 LOST = NoAnswer("the service at http://127.0.0.1:9 does not answer (reset)", is_sent=True)
 BUSY = WireError("ServiceUnavailable", "it is shutting down", http_status=503)
+DEFECT = WireError("InternalFailure", "An internal error occurred", http_status=500)
 
 
 class FakeService:
@@ -132,6 +135,14 @@ def test_tuning_outlasts_a_restart_while_it_is_followed(serve, capsys, monkeypat
     assert capsys.readouterr().out == "Completed\n"
 
 
+@pytest.mark.parametrize("num_defects", [3, 4])
+def test_a_defect_of_the_service_is_told_after_three_repetitions(serve, capsys, num_defects):
+    fake = serve("wait", state=[DEFECT] * num_defects + [told("Completed")])
+    assert main(["wait", "x"]) == (0 if num_defects == 3 else 1)
+    assert fake.asked == ["state"] * 4
+    assert ("clary: An internal error occurred" in capsys.readouterr().err.splitlines()) is (num_defects == 4)
+
+
 def states(*names):
     return [name if isinstance(name, Exception) else {"TrainingJobStatus": name} for name in names]
 
@@ -148,9 +159,10 @@ def test_delete_outlasts_a_restart_and_does_nothing_twice(serve, capsys):
     assert fake.asked.count("StopTrainingJob") == 1
 
 
-def test_a_job_that_did_not_exist_is_not_deleted_by_a_repeated_request(serve, capsys):
+@pytest.mark.parametrize("error", [AWAY, BUSY])
+def test_a_job_that_did_not_exist_is_not_deleted_by_a_repeated_request(serve, capsys, error):
     gone = WireError("NotFound", "there is no training job 'x'")
-    serve("delete", DescribeTrainingJob=states("Stopped"), DeleteTrainingJob=[AWAY, gone])
+    serve("delete", DescribeTrainingJob=states("Stopped"), DeleteTrainingJob=[error, gone])
     assert main(["delete", "x", "--stop"]) == 3
 
 
@@ -188,6 +200,124 @@ def test_a_restarted_service_is_asked_at_its_new_address_and_nobody_else_is(tmp_
     run("http://127.0.0.1:10", str(int(process.started) - 1))  # it has ended; its port may be another program's
     with pytest.raises(NoAnswer, match="no service runs"):
         connection.again()
+
+
+class FormerService:
+    """Stands for a service that has ended: whoever listens at its port now must be asked nothing."""
+
+    def __init__(self, now):
+        self.now = now
+
+    def again(self):
+        if isinstance(self.now, Exception):
+            raise self.now
+        return self.now
+
+
+REQUESTS = [
+    lambda service: service.job_page("x", "state"),
+    lambda service: service.get("state"),
+    lambda service: service.call("state", {}),
+    lambda service: service.post_job_page("x", "state", {}),
+    lambda service: service.change("state", {}, done_code="NotFound"),
+]
+NAMES = ["job_page", "get", "call", "post", "change"]
+
+
+@pytest.mark.parametrize("request_it", REQUESTS, ids=NAMES)
+def test_every_request_goes_to_the_service_as_it_runs_now(request_it):
+    now = FakeService(**{"state": [{}], "post state": [{}]})
+    request_it(PatientConnection(FormerService(now)))
+    assert len(now.asked) == 1
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Return the URLs at which connections are opened; none of them answers."""
+    urls = []
+
+    def connect_nowhere(self):
+        urls.append(self.record.url)
+        raise OSError("nobody listens")
+
+    monkeypatch.setattr(Connection, "_open", connect_nowhere)
+    return urls
+
+
+@pytest.mark.parametrize("request_it", REQUESTS, ids=NAMES)
+def test_the_record_of_an_ended_process_gets_no_request(tmp_path, monkeypatch, opened, request_it):
+    for name in [name for name in os.environ if name.startswith("CLARY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CLARY_HOME", str(tmp_path))
+    monkeypatch.setattr(patience, "PATIENCE_S", 0.0)
+    folder, process = StateFolder(tmp_path), ProcessId.of(os.getpid())
+    folder.create()
+    folder.load_secrets()
+    values = {"pid": process.pid, "url": "http://127.0.0.1:9", "tls_url": "", "proxy_url": "", "region": "us-west-2"}
+    folder.write_service_record(ServiceRecord(process_started=process.started, version="0", **values))
+    patient = PatientConnection(connect())
+    ended = str(int(process.started) - 1)
+    folder.write_service_record(ServiceRecord(process_started=ended, version="0", **values))
+    with pytest.raises(NoAnswer, match="no service runs"):
+        request_it(patient)
+    assert opened == []
+
+
+def test_deleting_several_jobs_looks_for_the_service_before_each(monkeypatch, capsys):
+    now = FakeService(DeleteTrainingJob=[{}, {}])
+    monkeypatch.setattr("clary.cli.delete.connect", lambda: FormerService(now))
+    assert main(["delete", "a", "b"]) == 0
+    assert now.asked == ["DeleteTrainingJob"] * 2
+
+
+class FakeLine:
+    """A connection to an HTTP server that answers always the same."""
+
+    num_requests = 0
+
+    def __init__(self, status, text):
+        self.answer = SimpleNamespace(status=status, read=lambda: text)
+
+    def connect(self):
+        """Succeed."""
+
+    def request(self, *_, **__):
+        type(self).num_requests += 1
+
+    def getresponse(self):
+        return self.answer
+
+    def close(self):
+        """Succeed."""
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "code", "num_requests"),
+    [
+        (401, b"<html>log in</html>", 1, 1),
+        (404, b"<html>no such page</html>", 1, 1),
+        (404, b"[]", 1, 1),
+        (200, b"<html>welcome</html>", 1, 1),
+        (500, b"<html>oops</html>", 1, 4),
+        (502, b"<html>bad gateway</html>", 69, 1),
+    ],
+)
+def test_an_answer_without_json_is_told_for_what_it_is(monkeypatch, capsys, tmp_path, status, text, code, num_requests):
+    monkeypatch.setenv("CLARY_HOME", str(tmp_path))
+    monkeypatch.setenv("CLARY_URL", "https://gpu1:4571")
+    for name in ("CLARY_ADMIN_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x" * 20)
+    monkeypatch.setattr(patience, "RETRY_S", 0.0)
+    if status == http.client.BAD_GATEWAY:
+        monkeypatch.setattr(patience, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(FakeLine, "num_requests", 0)
+    monkeypatch.setattr(Connection, "_open", lambda self: FakeLine(status, text))
+    assert main(["wait", "x"]) == code
+    said = capsys.readouterr().err
+    assert "https://gpu1:4571" in said
+    assert f"HTTP {status}" in said
+    assert text.decode() in said
+    assert FakeLine.num_requests == num_requests
 
 
 def test_a_certificate_that_is_not_trusted_is_no_reason_to_wait(tmp_path, monkeypatch, capsys):

@@ -14,6 +14,10 @@ from clary.control.rehearsal.faults import FaultKind, parse_fault
 
 AWAY = NoAnswer("the service does not answer (refused); start it with: clary up")
 LOST = NoAnswer("the service does not answer (reset); start it with: clary up", is_sent=True)
+BUSY = WireError("ServiceUnavailable", "it is shutting down", http_status=503)
+DEFECT = WireError("InternalFailure", "An internal error occurred", http_status=500)
+TAKEN = WireError("ResourceInUse", "ResourceInUse: a training job with this name already exists")
+NOW_S = 1e9  # of the service's clock, which is not this machine's
 ENDED = {
     "status": "Completed",
     "state": "Completed",
@@ -31,18 +35,19 @@ class FakeService:
 
     def __init__(self, **troubles):
         self.troubles, self.called, self.before_end = troubles, [], lambda: None
+        self.age_s = 0.0  # of each job, by the service's clock
 
     def _meet(self, name):
         if self.troubles.get(name):
             raise self.troubles[name].pop(0)
 
     def get(self, page, query=None):
-        return {"refusals": {}, "largest_disk_bytes": 0}
+        return {"now_s": NOW_S} if page == "health" else {"refusals": {}, "largest_disk_bytes": 0}
 
     def call(self, operation, parameters):
         self.called.append((operation, parameters["TrainingJobName"]))
         self._meet(operation)
-        return {}
+        return {"CreationTime": NOW_S - self.age_s} if operation == "DescribeTrainingJob" else {}
 
     def job_page(self, name, page="", query=None):
         self._meet(page or "job")
@@ -108,8 +113,7 @@ def test_a_disk_size_without_a_disk_is_said_to_have_no_effect(rehearsed, capsys)
 
 
 def test_a_rehearsal_outlasts_restarts_and_creates_each_job_once(rehearsed, capsys):
-    taken = WireError("ResourceInUse", "ResourceInUse: a training job with this name already exists")
-    service = FakeService(CreateTrainingJob=[LOST, taken], job=[AWAY], records=[AWAY], logs=[AWAY])
+    service = FakeService(CreateTrainingJob=[LOST, TAKEN], job=[AWAY], records=[AWAY], logs=[AWAY])
     assert rehearsed(service) == 3
     said = capsys.readouterr()
     assert "RESUME CERTIFICATE" in said.out
@@ -126,9 +130,27 @@ def test_a_service_that_stays_away_ends_a_rehearsal_with_a_code_of_its_own(rehea
 
 
 def test_a_taken_name_is_an_error_if_no_request_of_ours_got_through(rehearsed, capsys):
-    taken = WireError("ResourceInUse", "ResourceInUse: a training job with this name already exists")
-    assert rehearsed(FakeService(CreateTrainingJob=[AWAY, taken])) == 1
+    assert rehearsed(FakeService(CreateTrainingJob=[AWAY, TAKEN])) == 1
     assert "already exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [LOST, BUSY, DEFECT])
+def test_an_older_job_of_the_same_name_is_neither_taken_for_ours_nor_stopped(rehearsed, capsys, error):
+    service = FakeService(CreateTrainingJob=[error, TAKEN])
+    service.age_s = 60.0
+    assert rehearsed(service) == 1
+    assert "already exists" in capsys.readouterr().err
+    assert "StopTrainingJob" not in [operation for operation, _ in service.called]
+
+
+@pytest.mark.parametrize("age_s", [0.0, 60.0])
+def test_a_job_that_may_have_been_created_is_stopped_only_if_it_is_ours(rehearsed, capsys, age_s):
+    service = FakeService(CreateTrainingJob=[DEFECT] * 4)
+    service.age_s = age_s
+    assert rehearsed(service) == 1
+    said = capsys.readouterr().err
+    assert (("StopTrainingJob", "job-twin-x") in service.called) is (age_s == 0.0)
+    assert ("clary: job-twin-x: not created by this rehearsal, so it is not stopped" in said) is (age_s > 0.0)
 
 
 class FakeStrikes(FakeService):
@@ -162,6 +184,8 @@ class FakeReader:
     [
         (FaultKind.KILL, "algo-2@0s", AWAY, 2),  # it never arrived
         (FaultKind.KILL, "algo-2@0s", LOST, 1),  # a second kill would be a second fault
+        (FaultKind.KILL, "algo-2@0s", DEFECT, 1),  # it may have struck before the service failed
+        (FaultKind.PARTITION, "algo-2@0s", DEFECT, 2),
         (FaultKind.PARTITION, "algo-2@0s", LOST, 2),  # a cut link is cut once
     ],
 )
@@ -176,13 +200,14 @@ def test_a_fault_strikes_at_most_once_whatever_becomes_of_the_answer(kind, text,
     assert ("may have struck unseen" in strike.note) is (num_orders == 1)
 
 
-def test_a_fault_whose_end_got_no_answer_is_ended_again():
+@pytest.mark.parametrize("error", [LOST, BUSY])
+def test_a_fault_whose_end_got_no_answer_is_ended_again(error):
     service = FakeStrikes()
     watch = JobWatch(
         service, "job", FakeReader(), lambda text: None, [parse_fault(FaultKind.PARTITION, "algo-2@0s+0.001s")]
     )
     watch.look()
-    service.answers = [LOST]
+    service.answers = [error]
     time.sleep(0.01)
     for _ in range(4):
         watch.look()

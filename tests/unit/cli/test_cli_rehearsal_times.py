@@ -64,6 +64,9 @@ def test_a_job_that_does_not_end_in_time_is_stopped_and_the_exit_code_says_so(tm
         def job_page(self, name, page="", query=None):
             return {"lines": [], "tokens": {}} if page == "logs" else facts
 
+        def again(self):
+            return self
+
     facts = {"status": "InProgress", "state": "Running", "secondary_status": "Training", "attempt": 1, "hosts": []}
     monkeypatch.setattr(rehearse, "connect", FakeConnection)
     file = tmp_path / "request.json"

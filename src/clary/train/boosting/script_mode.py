@@ -105,7 +105,10 @@ def rabit_run(
             exec_fun(**_told(args, is_master=group.is_first, tells=update_rabit_args))
     except BaseException as error:  # noqa: BLE001 - boundary: a script's function
         _end_at_once(error)
-    group.leave()
+    try:
+        group.leave()
+    except Exception as error:  # noqa: BLE001 - boundary: the training is over on this host
+        print(f"not all hosts have left the group: {type(error).__name__}: {error}", flush=True)
     if include_in_training and not others:
         exec_fun(**_told(args, is_master=True, tells=update_rabit_args))
 

@@ -22,7 +22,14 @@ _ADDED = {
     "position_bias": "a bias of scores",
     "head_mask": "a mask of heads",
 }
-_HARMLESS = {"position_ids", "cache_position", "position_embeddings", "num_items_in_batch"}
+_HARMLESS = {
+    "position_ids",
+    "cache_position",
+    "position_embeddings",
+    "num_items_in_batch",
+    "shift_labels",
+    "token_type_ids",  # models that read them for attention have bidirectional attention, which is refused
+}
 _CAUSAL_KINDS = {"full_attention", "sliding_attention", "attention"}
 _OTHER_KINDS = {"dense", "sparse", "moe"}  # kinds of layers that say nothing about attention
 
