@@ -30,6 +30,9 @@ from clary.control.state_folder import RootSecrets, ServiceRecord, StateFolder
 
 REQUEST_TIMEOUT_S = 30.0
 CA_OF_OPENSSL = "SSL_CERT_FILE"
+# Of passing troubles: the same request may be answered later.
+GATEWAY_STATUSES = (http.client.BAD_GATEWAY, http.client.SERVICE_UNAVAILABLE, http.client.GATEWAY_TIMEOUT)
+_SHOWN_BYTES = 120  # of an answer that is no JSON
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,11 @@ class Connection:
     def _request(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes | None
     ) -> tuple[int, dict[str, Any]]:
-        """Return status and answer. Raises: NoAnswer; ClaryError for a certificate that is not to be trusted."""
+        """Return status and answer.
+
+        Raises: NoAnswer; WireError for another status without JSON, whose sender is no service of Clary; ClaryError
+            for a certificate that is not to be trusted.
+        """
         try:
             connection = self._open()
         except OSError as error:
@@ -175,20 +182,45 @@ class Connection:
             connection.request(method, target, body=body, headers=dict(headers))
             response = connection.getresponse()
             text = response.read()
-            return response.status, json.loads(text or b"{}")
         except ssl.SSLCertVerificationError as error:  # waiting does not help
             raise ClaryError(
                 f"the service at {self.record.url} is not to be trusted ({error}); give its authority's certificate: "
                 f"clary context add --ca-file, or {CA_VARIABLE} with {URL_VARIABLE}",
                 fault=Fault.INFRASTRUCTURE,
             ) from error
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            advice = f"it is what {self.context} names" if self.context else "start it with: clary up"
-            raise NoAnswer(
-                f"the service at {self.record.url} does not answer ({error}); {advice}", is_sent=is_sent
-            ) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise self._no_answer(str(error), is_sent=is_sent) from error
         finally:
             connection.close()
+        answer = _json_object(text)
+        if answer is None:
+            raise self._not_json(response.status, text)
+        return response.status, answer
+
+    def _no_answer(self, why: str, *, is_sent: bool) -> NoAnswer:
+        advice = f"it is what {self.context} names" if self.context else "start it with: clary up"
+        return NoAnswer(f"the service at {self.record.url} does not answer ({why}); {advice}", is_sent=is_sent)
+
+    def _not_json(self, status: int, text: bytes) -> ClaryError:
+        """Return the error for an answer that is no JSON object: of a gateway, or of another program at this URL."""
+        said = " ".join(text[:_SHOWN_BYTES].decode(errors="replace").split())
+        if status in GATEWAY_STATUSES:  # a gateway answers for a service that does not, or the service is full
+            return self._no_answer(f"HTTP {status}: {said}", is_sent=True)
+        advice = f"check the address that {self.context} names" if self.context else "start the service with: clary up"
+        return WireError(
+            str(status),
+            f"{self.record.url} answers with HTTP {status} and without JSON, unlike a service of Clary ({said}); "
+            f"{advice}",
+            http_status=status,
+        )
+
+
+def _json_object(text: bytes) -> dict[str, Any] | None:
+    try:
+        answer = json.loads(text or b"{}")
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
 
 
 def _elsewhere(settings: Settings, name: str, service: RemoteService) -> Connection:

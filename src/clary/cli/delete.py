@@ -45,7 +45,8 @@ def run(options: argparse.Namespace) -> int:
             if options.stop:
                 _stop_and_delete(PatientConnection(connection), name)
             else:
-                connection.call("DeleteTrainingJob", {"TrainingJobName": name})
+                # Looked for again: if the service has ended meanwhile, another program may listen on its port.
+                connection.again().call("DeleteTrainingJob", {"TrainingJobName": name})
             told = {"TrainingJobName": name, "Deleted": True}
         except WireError as error:
             told = {"TrainingJobName": name, "Deleted": False, "Error": error.message}

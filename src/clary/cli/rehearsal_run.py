@@ -17,8 +17,9 @@ from datetime import datetime
 from typing import Any
 
 from clary.base.errors import ClaryError, Fault, WireError
+from clary.cli.connection import Connection
 from clary.cli.no_answer import NoAnswer
-from clary.cli.patience import PatientConnection
+from clary.cli.patience import PatientConnection, is_away, may_be_done
 from clary.cli.queue_words import state_words
 from clary.control.rehearsal.certificate import Run, Strike
 from clary.control.rehearsal.faults import FaultKind, PlannedFault, without_cuts
@@ -63,6 +64,7 @@ class JobWatch:
         reader: finds training steps in log lines.
         say: called with each change, in words.
         faults: planned faults, each with a step or a time.
+        is_ours: set while no answer says whether this rehearsal has created the job: finds out, before it is stopped.
         facts: the service's last answer on the job.
         checkpoints: attempt -> last report of its hosts on checkpoints.
     """
@@ -72,6 +74,7 @@ class JobWatch:
     reader: Reader
     say: Say
     faults: Sequence[PlannedFault] = ()
+    is_ours: Callable[[Connection], bool] | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     checkpoints: dict[int, dict[str, Any]] = field(default_factory=dict)  # attempt -> last report of its hosts
 
@@ -155,7 +158,9 @@ class JobWatch:
     def stop(self) -> None:
         """End the job if it still runs; never raises."""
         try:
-            if not self.is_over:
+            if self.is_ours is not None and not self.connection.once(self.is_ours):
+                print(f"clary: {self.name}: not created by this rehearsal, so it is not stopped", file=sys.stderr)
+            elif not self.is_over:
                 self.connection.call("StopTrainingJob", {"TrainingJobName": self.name})
         except ClaryError as error:
             print(f"clary: {self.name}: could not be stopped: {error.message}", file=sys.stderr)
@@ -199,14 +204,12 @@ class JobWatch:
             return  # between two attempts: the fault waits until the next attempt trains
         try:
             self._strike(item.fault, is_over=False)
-        except WireError as error:
+        except (WireError, NoAnswer) as error:  # after NoAnswer, the next look waits for the service
             item.note = error.message
-            return
-        except NoAnswer as error:  # the next look waits for the service
-            item.note = error.message
-            if error.is_sent and item.fault.kind in STRIKES_ANEW:
+            if may_be_done(error) and item.fault.kind in STRIKES_ANEW:
                 item.is_unknown = True
-                item.note = "no answer came when it was ordered, so it may have struck unseen"
+                why = f"the service failed ({error.message})" if isinstance(error, WireError) else "no answer came"
+                item.note = f"{why} when it was ordered, so it may have struck unseen"
             return
         item.note = ""
         item.attempt = self.facts["attempt"]
@@ -229,10 +232,11 @@ class JobWatch:
         try:
             self._strike(fault, is_over=True)
             self.say(f"{self.name}: {item.fault}: over")
-        except WireError as error:
-            item.note = f"could not be ended: {error.message}"
-        except NoAnswer:  # the next look waits for the service, and the end is ordered once more
-            item.over_at_s = over_at_s
+        except (WireError, NoAnswer) as error:
+            if is_away(error):  # the end is ordered once more at the next look, which waits for the service
+                item.over_at_s = over_at_s
+            else:
+                item.note = f"could not be ended: {error.message}"
 
     def _goes_on(self, item: _Pending) -> bool:
         """Whether a fault has begun on the present hosts, and not ended."""

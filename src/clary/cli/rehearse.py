@@ -21,9 +21,8 @@ from clary.base.plain import to_plain
 from clary.cli.certificate_words import certificate_text
 from clary.cli.connection import connect
 from clary.cli.moments import seconds
-from clary.cli.no_answer import NoAnswer
 from clary.cli.output_files import EXIT_UNWRITTEN, check_file, write_file
-from clary.cli.patience import PatientConnection
+from clary.cli.patience import Creation, PatientConnection
 from clary.cli.rehearsal_run import JobOverdue, JobWatch, follow
 from clary.cli.tables import json_text
 from clary.cli.wait import EXIT_TIMEOUT
@@ -222,10 +221,12 @@ def _plan(options: argparse.Namespace, hosts: Sequence[str], refusals: dict[str,
 
 
 def _create(connection: PatientConnection, request: dict[str, Any], watch: JobWatch, created: list[JobWatch]) -> None:
+    creation = Creation(request)
     try:
-        connection.change("CreateTrainingJob", request, done_code="ResourceInUse")
-    except NoAnswer as error:
-        if error.is_sent:  # it may have been created: it is to be stopped
+        creation.send(connection)
+    except ClaryError:
+        if creation.is_unsure:  # it may have been created: it is to be stopped then
+            watch.is_ours = creation.is_ours
             created.append(watch)
         raise
     created.append(watch)

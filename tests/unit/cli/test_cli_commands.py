@@ -186,6 +186,9 @@ class FakeConnection(Connection):
     def __init__(self, answers):
         self.__dict__.update(answers=list(answers), asked=[])
 
+    def again(self):
+        return self
+
     def job_page(self, job, page="", query=None):
         self.asked.append((job, page, dict(query or {})))
         return self.answers.pop(0)

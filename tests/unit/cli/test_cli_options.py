@@ -74,6 +74,7 @@ def test_spot_alone_shows_the_market(monkeypatch, capsys):
 def test_stop_prints_json_of_a_job_that_did_not_end_in_time(monkeypatch, capsys):
     state = {"name": "x", "status": "Stopping", "state": "Stopping", "failure_reason": ""}
     service = SimpleNamespace(call=lambda operation, parameters: {}, job_page=lambda job, page, query=None: state)
+    service.again = lambda: service
     monkeypatch.setattr("clary.cli.stop.connect", lambda: service)
     assert main(["stop", "x", "--wait", "0", "--json"]) == 124
     assert json.loads(capsys.readouterr().out)["State"] == "Stopping"

@@ -19,6 +19,9 @@ class FakeService:
     def __init__(self, calls=None, pages=None):
         self.calls, self.pages, self.asked = calls or {}, pages or {}, []
 
+    def again(self):
+        return self
+
     def call(self, operation, parameters):
         self.asked.append((operation, dict(parameters)))
         return self._next(self.calls, operation)

@@ -45,6 +45,9 @@ class FakeService:
     def __init__(self, *answers):
         self.answers, self.asked, self.posted = list(answers), [], []
 
+    def again(self):
+        return self
+
     def post(self, path, body):
         self.posted.append(path)
         return {}
