@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clary.agent.environments.package_index import (
+    KEYRING_SETTINGS,
     is_installers,
     is_secret,
     is_without_index,
@@ -51,7 +52,7 @@ _PLAIN_LIST = "requirements.txt"
 _PASSED = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "CC", "CXX", "CFLAGS")
 _PASSED_PREFIXES = ("LC_", "SSL_", "CARGO_", "CUDA_")  # besides those of installers; no secrets
 _PASSED_SUFFIXES = ("_CA_BUNDLE",)
-_PASSED_TO_PLAIN = ("HOME", "TMPDIR", "NETRC")
+_PASSED_TO_PLAIN = ("HOME", "TMPDIR", "NETRC", *KEYRING_SETTINGS)
 _PASSED_TO_PLAIN_PREFIXES = ("XDG_",)
 _PASSED_TO_PLAIN_SUFFIXES = ("_proxy", "_PROXY")
 _CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")

@@ -38,6 +38,11 @@ _SECRETS = ("PASSWORD", "PASSWD", "PASSPHRASE", "TOKEN", "SECRET", "CREDENTIAL",
 _INDEX_LISTS = {"UV_FIND_LINKS": ",", "UV_INDEX": None, "UV_EXTRA_INDEX_URL": None}  # variable -> separator
 
 
+# Settings that send an installer to the owner's keyring for logins. Their values are no secrets, but are of use only to
+# a process whose HOME is the owner's.
+KEYRING_SETTINGS = ("UV_KEYRING_PROVIDER", "PIP_KEYRING_PROVIDER")
+
+
 def is_installers(name: str) -> bool:
     """Whether an installation gets this variable of the machine: for a package index, its login, or the installer."""
     return name in _INDEX_VARIABLES or any(one.fullmatch(name) for one in (_SETTINGS, _INDEX_LOGIN))

@@ -13,20 +13,22 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from clary.base.errors import EngineError, Fault
 from clary.base.limited_runs import RunTooLong, run_limited
-from clary.control.engines.companions import companions_of, left_out
+from clary.control.engines.companions import Companion, companions_of, left_out
 from clary.control.engines.image_tags import RULES, Rule, Wanted, rule_for, wanted_by
 
 FOLDER = "environments"
 MAKE_TIMEOUT_S = 1800.0  # torch with CUDA is gigabytes in size
+IMPORT_TIMEOUT_S = 120.0  # of one companion; some import torch, which takes 14 s from a slow disk
 _MARKER = "clary.json"
-_INSTALLED = "installed.txt"  # constraints, while an environment is made
+_CONSTRAINTS = "constraints.txt"  # while an environment is made
+_DISTRIBUTION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # modules whose distribution has another name
 _NUMPY = {"mxnet": "numpy<1.24"}  # the last release of MXNet, 1.9.1, uses names that numpy 1.24 removed
@@ -116,7 +118,8 @@ def add_environment(
 ) -> AddedEnvironment:
     """Make an environment with uv; keep an existing environment with this name and these requirements.
 
-    A new one also gets the image's companions (`companions_of`) that the package index has. `say` names all others.
+    A new one also gets the image's companions (`companions_of`) that the package index has and that can be imported.
+    `say` names all others.
 
     Args:
         home: the state folder.
@@ -151,7 +154,8 @@ def add_environment(
             _run(command, variables, say, hint=_OTHER_INDEX if torch_backend else "")
             if not has_pip(folder):
                 _add_pip(folder, uv, variables, say)
-            _add_companions(folder, [*_install(uv, folder), *backend], wanted, uv=uv, variables=variables, say=say)
+            install = [*_install(uv, folder), *backend]
+            _add_companions(folder, install, wanted, requirements, uv=uv, variables=variables, say=say)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -184,7 +188,7 @@ def _install(uv: str, folder: Path) -> list[str]:
     uv reads the owner's uv.toml, as in installations of jobs; it runs in `/`, where no project lies. Programs of jobs
     cannot write bytecode into the environment: without it each would compile all its imports.
     """
-    return [uv, "pip", "install", "--python", str(folder / "bin" / "python"), "--compile-bytecode"]
+    return [uv, "pip", "install", *_into(folder), "--compile-bytecode"]
 
 
 def _add_pip(folder: Path, uv: str, variables: Mapping[str, str], say: Callable[[str], None]) -> None:
@@ -207,43 +211,97 @@ def _add_companions(
     folder: Path,
     install: Sequence[str],
     wanted: Wanted,
+    requirements: Sequence[str],
     *,
     uv: str,
     variables: Mapping[str, str],
     say: Callable[[str], None],
 ) -> None:
-    """Install the image's companions without a change of installed packages; say which are missing.
+    """Install the image's companions without a change of what was asked for; say which are missing.
+
+    They are resolved together with the requirements, whose versions are kept. Packages that both need may change: the
+    newest fsspec, which torch brings, fits no datasets that works with the hub of older transformers.
 
     Args:
         folder: of the environment.
         install: command to be continued by requirements.
         wanted: the image's packages.
+        requirements: those that are installed already.
         uv: path of the program.
         variables: environment of uv.
         say: called with each step, in words.
-    Raises: EngineError if uv cannot list what is installed.
+    Raises: EngineError if uv cannot list what is installed, or cannot remove a companion.
     """
-    listing = [uv, "pip", "freeze", "--python", str(folder / "bin" / "python")]
-    installed = folder / _INSTALLED
-    installed.write_text(_run(listing, variables, say))
-    install = [*install, "--constraint", str(installed)]
-    names, why = companions_of(wanted), ""
+    before = _run([uv, "pip", "freeze", *_into(folder)], variables, say).splitlines()
+    asked = {_named(one) for one in requirements}
+    companions = [one for one in companions_of(wanted) if _named(one.name) not in asked]
+    constraints = folder / _CONSTRAINTS
+    lines = [*(line for line in before if _named(line) in asked), *(one.requirement for one in companions)]
+    constraints.write_text("".join(f"{line}\n" for line in lines))
+    together = [*install, "--constraint", str(constraints), *requirements]
+    kept, why = companions, ""
+    missing: list[str] = []
     try:
-        _run([*install, *names], variables, say)
-        missing: list[str] = []
+        _run([*together, *(one.requirement for one in companions)], variables, say)
     except EngineError:  # at least one is not there: which one?
-        missing = []
-        for name in names:
+        kept = []
+        for companion in companions:
             try:
-                _run([*install, name], variables, say)
+                _run([*together, *(one.requirement for one in (*kept, companion))], variables, say)
+                kept.append(companion)
             except EngineError as error:
-                missing.append(name)
+                missing.append(companion.requirement)
                 why = _last_line(error)
-    installed.unlink()
+    constraints.unlink()
+    standing = {_named(line) for line in before}
+    brought = [one for one in companions_of(wanted) if one in kept or _named(one.name) in standing]
+    _check_imports(folder, brought, standing, uv=uv, variables=variables, say=say)
     if missing:
         say(f"the package index has no {' and no '.join(missing)} for this environment, which the image has: {why}")
     if others := [name for name in left_out(wanted) if not _has_distribution(folder, name)]:
         say(f"not included, although the image has them: {', '.join(others)}; --with {others[0]} adds one")
+
+
+def _check_imports(
+    folder: Path,
+    companions: Sequence[Companion],
+    standing: Collection[str],
+    *,
+    uv: str,
+    variables: Mapping[str, str],
+    say: Callable[[str], None],
+) -> None:
+    """Remove companions that fail to import: frameworks import those that are installed, and would fail with them.
+
+    Args:
+        folder: of the environment.
+        companions: those that are installed.
+        standing: distributions that stay, because the framework or the owner brought them.
+        uv: path of the program.
+        variables: environment of the programs.
+        say: called with each step, in words.
+    Raises: EngineError if uv cannot remove a companion.
+    """
+    for one in companions:
+        command = [str(folder / "bin" / "python"), "-I", "-c", f"import {one.module}"]
+        try:
+            _run(command, variables, say, limit_s=IMPORT_TIMEOUT_S)
+        except EngineError as error:
+            if _named(one.name) in standing:
+                say(f"{one.name} fails to import in this environment: {_last_line(error)}")
+                continue
+            _run([uv, "pip", "uninstall", *_into(folder), one.name], variables, say)
+            say(f"{one.name} was removed, because its import in this environment fails: {_last_line(error)}")
+
+
+def _into(folder: Path) -> list[str]:
+    return ["--python", str(folder / "bin" / "python")]
+
+
+def _named(requirement: str) -> str:
+    """Return the normal form of the name with which a requirement begins; an empty string for a path."""
+    found = _DISTRIBUTION.match(requirement)
+    return re.sub(r"[-_.]+", "-", found.group()).lower() if found else ""
 
 
 def _has_distribution(folder: Path, name: str) -> bool:
@@ -307,13 +365,29 @@ def _alone(path: Path) -> Iterator[None]:
         yield
 
 
-def _run(command: Sequence[str], variables: Mapping[str, str], say: Callable[[str], None], *, hint: str = "") -> str:
-    """Run a command; return its output. Raises: EngineError with the end of its errors."""
+def _run(
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    say: Callable[[str], None],
+    *,
+    hint: str = "",
+    limit_s: float = MAKE_TIMEOUT_S,
+) -> str:
+    """Run a command; return its output.
+
+    Args:
+        command: program and arguments.
+        variables: its environment.
+        say: called with the command.
+        hint: added to the error.
+        limit_s: seconds after which the command is ended.
+    Raises: EngineError with the end of its errors.
+    """
     say(" ".join(command))
     try:
-        done = run_limited(command, limit_s=MAKE_TIMEOUT_S, variables=variables, folder="/")
+        done = run_limited(command, limit_s=limit_s, variables=variables, folder="/")
     except RunTooLong as error:
-        raise EngineError(f"{command[0]} did not end within {MAKE_TIMEOUT_S:g} s", retryable=True) from error
+        raise EngineError(f"{command[0]} did not end within {limit_s:g} s", retryable=True) from error
     except OSError as error:
         raise EngineError(f"{command[0]} can not be run: {error.strerror}") from error
     if done.code != 0:

@@ -7,6 +7,7 @@ Source: the available packages that AWS lists for its images, and the imports of
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from clary.control.engines.image_tags import Wanted
 
@@ -23,18 +24,39 @@ _LEFT_OUT: Mapping[str, tuple[str, ...]] = {
     "tensorflow": ("pandas", "scikit-learn"),
     "mxnet": ("pandas", "scikit-learn"),
 }
+# Resolvers step back to datasets 2.14.4, which limits no version of what it needs, and fails at import with pyarrow 21.
+_FLOORS: Mapping[str, str] = {"datasets": ">=3"}
+_MODULES: Mapping[str, str] = {"scikit-learn": "sklearn"}  # of distributions that have another name
 
 
-def companions_of(wanted: Wanted) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class Companion:
+    """A distribution to install beside a framework."""
+
+    name: str
+
+    @property
+    def requirement(self) -> str:
+        """Its name and, where older releases break, the oldest one that is installed."""
+        return self.name + _FLOORS.get(self.name, "")
+
+    @property
+    def module(self) -> str:
+        """The module that its import loads."""
+        return _MODULES.get(self.name, self.name)
+
+
+def companions_of(wanted: Wanted) -> tuple[Companion, ...]:
     """Return the distributions to install beside an image's framework."""
-    return (
+    names = (
         *_OF_MODULE.get(wanted.module, ()),
         *_OF_EXTRA.get(wanted.extra, ()),
         *_OF_BOTH.get((wanted.module, wanted.extra), ()),
         *_OF_ALL,
     )
+    return tuple(map(Companion, names))
 
 
 def left_out(wanted: Wanted) -> tuple[str, ...]:
     """Return distributions of an image that scripts import, and that are installed only on request."""
-    return tuple(name for name in _LEFT_OUT.get(wanted.module, ()) if name not in companions_of(wanted))
+    return tuple(name for name in _LEFT_OUT.get(wanted.module, ()) if Companion(name) not in companions_of(wanted))

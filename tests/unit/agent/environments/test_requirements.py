@@ -386,11 +386,10 @@ def test_builds_get_the_index_settings_of_the_owner_and_none_of_the_owners_secre
         "UV_PUBLISH_TOKEN",
         "UV_PUBLISH_USERNAME",
         "UV_PUBLISH_PASSWORD",
-        "UV_KEYRING_PROVIDER",
         "UV_GITHUB_TOKEN",
         "UV_INDEX_TOKEN",
         "UV_SOMETHING_NEW",
-        "PIP_KEYRING_PROVIDER",
+        "UV_KEYRING_TOKEN",
         "PIP_PASSWORD",
         "CARGO_REGISTRY_TOKEN",
         "CARGO_REGISTRIES_TEAM_TOKEN",
@@ -400,3 +399,9 @@ def test_builds_get_the_index_settings_of_the_owner_and_none_of_the_owners_secre
     ]
     passed = [name for name in (*kept, *secret) if installation._is_passed(name, is_isolated=is_isolated)]
     assert passed == kept
+
+
+@pytest.mark.parametrize("name", ["UV_KEYRING_PROVIDER", "PIP_KEYRING_PROVIDER"])
+def test_only_plain_processes_whose_home_is_the_owners_look_for_logins_in_a_keyring(name: str) -> None:
+    assert installation._is_passed(name, is_isolated=False)
+    assert not installation._is_passed(name, is_isolated=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from clary.base.errors import EngineError
+from clary.control.engines import added_environments as environments
 from clary.control.engines.added_environments import (
     add_environment,
     added_environments,
@@ -26,10 +27,10 @@ UV = str(Path(sys.executable).with_name("uv"))
 HERE = f"py{sys.version_info[0]}{sys.version_info[1]}"
 
 
-def write_wheel(folder, name, version, *, module=None, requires=None):
+def write_wheel(folder, name, version, *, module=None, requires=None, code=""):
     base = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(module or f"{name}.py", "")
+        wheel.writestr(module or f"{name}.py", code)
         needs = f"Requires-Dist: {requires}\n" if requires else ""
         wheel.writestr(f"{base}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
         wheel.writestr(
@@ -117,7 +118,7 @@ def test_an_added_environment_has_pip_as_images_have(add, tmp_path):
 
 def test_an_added_environment_has_the_companions_that_the_index_has_and_names_the_others(add, tmp_path):
     for name in ("boto3", "datasets", "evaluate", "accelerate"):
-        write_wheel(tmp_path, name, "1.0")
+        write_wheel(tmp_path, name, "3.0")
     write_wheel(tmp_path, "torch", "2.9.1")
     said = add(f"huggingface-pytorch:2.8-transformers4.49-{HERE}")
     (made,) = added_environments(tmp_path / "home")
@@ -139,6 +140,63 @@ def test_a_companion_that_would_change_the_framework_is_left_out(add, tmp_path):
     assert list(made.folder.rglob("numpy-2.0.0.dist-info"))
     assert not list(made.folder.rglob("boto3*"))
     assert any(line.startswith("the package index has no boto3 for this environment") for line in said)
+
+
+def installed(folder):
+    return {path.name.removesuffix(".dist-info") for path in folder.rglob("site-packages/*.dist-info")}
+
+
+def test_a_companion_decides_the_version_of_what_the_framework_needs_of_any_version(add, tmp_path):
+    write_wheel(tmp_path, "torch", "2.8.1", requires="fsspec")
+    for version in ("1.0", "2.0"):
+        write_wheel(tmp_path, "fsspec", version)
+    write_wheel(tmp_path, "datasets", "2.14.4", requires="fsspec")
+    write_wheel(tmp_path, "datasets", "3.1", requires="fsspec<2")
+    add(f"huggingface-pytorch:2.8-transformers4.49-{HERE}")
+    (made,) = added_environments(tmp_path / "home")
+    assert {"torch-2.8.1", "fsspec-1.0", "datasets-3.1"} <= installed(made.folder)
+
+
+def test_a_companion_that_only_old_broken_releases_of_another_would_satisfy_is_left_out(add, tmp_path):
+    write_wheel(tmp_path, "datasets", "2.14.4")
+    write_wheel(tmp_path, "evaluate", "1.0", requires="datasets")
+    write_wheel(tmp_path, "boto3", "1.0")
+    said = add(f"huggingface-pytorch:2.8-transformers4.49-{HERE}")
+    (made,) = added_environments(tmp_path / "home")
+    found = installed(made.folder)
+    assert "boto3-1.0" in found
+    assert not {"datasets-2.14.4", "evaluate-1.0"} & found
+    assert any("no datasets>=3 and no evaluate and " in line for line in said)
+
+
+def test_a_companion_that_fails_to_import_is_removed_and_named(add, tmp_path, monkeypatch):
+    monkeypatch.setattr(environments, "IMPORT_TIMEOUT_S", 3.0)
+    broken = "raise AttributeError(\"module 'pyarrow' has no attribute 'PyExtensionType'\")"
+    write_wheel(tmp_path, "datasets", "3.0", code=broken)
+    write_wheel(tmp_path, "evaluate", "1.0", requires="datasets", code="import datasets")
+    write_wheel(tmp_path, "accelerate", "1.0", code="import time; time.sleep(60)")
+    write_wheel(tmp_path, "scikit_learn", "1.0", module="sklearn.py")
+    write_wheel(tmp_path, "boto3", "1.0")
+    said = add(f"huggingface-pytorch:2.8-transformers4.49-{HERE}")
+    (made,) = added_environments(tmp_path / "home")
+    assert installed(made.folder) >= {"boto3-1.0", "scikit_learn-1.0", "torch-2.8.1", "transformers-4.49.0"}
+    assert not {"datasets-3.0", "evaluate-1.0", "accelerate-1.0"} & installed(made.folder)
+    words = [line for line in said if " was removed, because " in line]
+    assert [line.partition(" ")[0] for line in words] == ["datasets", "evaluate", "accelerate"]
+    assert "AttributeError: module 'pyarrow' has no attribute 'PyExtensionType'" in words[0]
+    assert "did not end within 3 s" in words[2]
+
+
+def test_what_the_framework_or_the_owner_brought_stays_although_it_fails_to_import(add, tmp_path):
+    write_wheel(tmp_path, "datasets", "2.14.4", code="raise ImportError('broken')")
+    write_wheel(tmp_path, "torch", "2.8.1", requires="boto3")
+    write_wheel(tmp_path, "boto3", "1.0", code="raise ImportError('broken')")
+    said = add(f"huggingface-pytorch:2.8-transformers4.49-{HERE}", further=["datasets==2.14.4"])
+    (made,) = added_environments(tmp_path / "home")
+    assert {"datasets-2.14.4", "boto3-1.0"} <= installed(made.folder)
+    assert not any(" was removed" in line for line in said)
+    for name in ("datasets", "boto3"):
+        assert f"{name} fails to import in this environment: ImportError: broken" in said
 
 
 def test_what_was_asked_for_is_not_named_as_missing(add, tmp_path):

@@ -22,5 +22,16 @@ from clary.control.engines.companions import companions_of, left_out
 )
 def test_companions_of_an_image(image, installed, named):
     _, wanted = parse_wish(image)
-    assert set(companions_of(wanted)) == installed
+    assert {one.name for one in companions_of(wanted)} == installed
     assert set(left_out(wanted)) == named
+
+
+def test_a_companion_is_required_by_its_distribution_and_imported_by_its_module():
+    _, wanted = parse_wish("huggingface-pytorch:2.8")
+    assert {(one.requirement, one.module) for one in companions_of(wanted)} == {
+        ("boto3", "boto3"),
+        ("datasets>=3", "datasets"),
+        ("evaluate", "evaluate"),
+        ("accelerate", "accelerate"),
+        ("scikit-learn", "sklearn"),
+    }
