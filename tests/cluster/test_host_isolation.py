@@ -336,6 +336,37 @@ def test_the_isolation_tests_pass_for_an_unprivileged_user(tmp_path_factory):
     assert "passed" in done.stdout
 
 
+HIDE = 'mount -t proc -o hidepid="$1" proc "$2" && mount --bind "$2" /proc && shift 2 && exec "$@"'
+RUN_AS_USER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from host_world import HostWorld
+world = HostWorld("user")
+try:
+    print(world.run("echo said by process $$; exit 3"))
+finally:
+    world.close()
+"""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="is root's way to test without root")
+@pytest.mark.parametrize("hidepid", ["1", "2"])
+def test_an_agent_without_root_makes_hosts_where_proc_hides_their_first_process(tmp_path, hidepid):
+    drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    environment = {"PYTHONPATH": str(Path(clary.__file__).parents[1]), "PATH": PATH, "PYTHONDONTWRITEBYTECODE": "1"}
+    probe = "import sys, clary; assert sys.version_info >= (3, 11)"
+    outcome = subprocess.run([*drop, PYTHON, "-c", probe], env=environment, capture_output=True, check=False, cwd="/")
+    if outcome.returncode != 0:
+        pytest.skip(f"{PYTHON} cannot run a host as user {NOBODY}: {outcome.stderr[-300:].decode()}")
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", HIDE, "sh", hidepid, tmp_path,
+         *drop, PYTHON, "-c", RUN_AS_USER, Path(__file__).parent],
+        env=environment, capture_output=True, text=True, check=False, cwd="/", timeout=50,
+    )  # fmt: skip
+    assert "said by process" in done.stdout, done.stdout + done.stderr
+
+
 def test_a_host_has_its_own_namespaces(world):
     names = ("mnt", "pid", "uts", "ipc", "cgroup")
     inside = world.run("cd /proc/self/ns; readlink mnt pid uts ipc cgroup").split()

@@ -2,8 +2,9 @@
 
 Every pattern of the service, the agent and their shared modules is tried on texts that nearly match it: those that
 modules hold, and those in calls of `re` whose arguments are known without running the function around them. A text is a
-matching text with a run of one character inserted at each position, and an end that does not match. A pattern with
-several ways to match the same run takes minutes, or never ends, before it finds that none of them matches.
+matching text with a run inserted at each position, and an end that does not match. A run repeats one character, or a
+matching text of a repeated group, such as ` -a=b` of `( -[^ ]+(=[^ ]+)?)*`. A pattern with several ways to match the
+same run takes minutes, or never ends, before it finds that none of them matches.
 """
 
 import ast
@@ -25,6 +26,8 @@ import clary.control
 
 # Length of a run -> seconds that count as too long for it. Quadratic time stays far below these limits.
 LIMITS_S = {50: 0.05, 200: 0.1, 800: 0.25}
+UNIT_LIMITS_S = {18: 0.05, 200: 0.25}  # number of repeated texts of a group -> the same
+MAX_UNITS = 6
 MAX_PLACES = 24
 MAX_RUNS = 5
 # Function of `re` -> place of its flags among the arguments.
@@ -74,8 +77,8 @@ def value_of(node: ast.expr, known: dict[str, object]) -> object:
     return eval(compile(ast.Expression(node), "<pattern>", "eval"), dict(known))
 
 
-def sample(parsed, is_bytes: bool) -> list[str]:
-    """Return the characters of a text that the pattern matches; `repeats` are used once."""
+def sample(parsed, is_bytes: bool, fewest: int = 1) -> list[str]:
+    """Return the characters of a text that the pattern matches; repeats are used `fewest` times, if that is allowed."""
     found: list[str] = []
     for kind, value in parsed:
         if kind is names.LITERAL:
@@ -88,14 +91,32 @@ def sample(parsed, is_bytes: bool) -> list[str]:
             found.append(member(value))
         elif kind in (names.MAX_REPEAT, names.MIN_REPEAT, names.POSSESSIVE_REPEAT):
             least, _, inner = value
-            found += sample(inner, is_bytes) * max(1, min(least, 3))
+            found += sample(inner, is_bytes, fewest) * max(fewest, min(least, 3))
         elif kind is names.SUBPATTERN:
-            found += sample(value[3], is_bytes)
+            found += sample(value[3], is_bytes, fewest)
         elif kind is names.ATOMIC_GROUP:
-            found += sample(value, is_bytes)
+            found += sample(value, is_bytes, fewest)
         elif kind is names.BRANCH:
-            found += sample(value[1][0], is_bytes)
+            found += sample(value[1][0], is_bytes, fewest)
     return found
+
+
+def units(parsed, is_bytes: bool) -> Iterator[str]:
+    """Find the texts of several characters that a part of the pattern matches repeatedly."""
+    for kind, value in parsed:
+        if kind in (names.MAX_REPEAT, names.MIN_REPEAT, names.POSSESSIVE_REPEAT):
+            _, most, inner = value
+            unit = "".join(sample(inner, is_bytes))
+            if most > 1 and len(unit) > 1:
+                yield unit
+            yield from units(inner, is_bytes)
+        elif kind is names.SUBPATTERN:
+            yield from units(value[3], is_bytes)
+        elif kind is names.ATOMIC_GROUP:
+            yield from units(value, is_bytes)
+        elif kind is names.BRANCH:
+            for branch in value[1]:
+                yield from units(branch, is_bytes)
 
 
 def member(items) -> str:
@@ -115,17 +136,28 @@ def slow_text(pattern: re.Pattern) -> tuple[str, float] | None:
     """Return a text on which the pattern takes too long, shortened, and the seconds; None if there is no such text."""
     is_bytes = isinstance(pattern.pattern, bytes)
     text = pattern.pattern.decode("latin-1") if is_bytes else pattern.pattern
-    whole = sample(parser.parse(text, pattern.flags & ~re.UNICODE if is_bytes else pattern.flags), is_bytes)
-    runs = list(dict.fromkeys([" ", *whole, "a", "0"]))[:MAX_RUNS]
-    for place in range(min(len(whole), MAX_PLACES) + 1):
-        for run in runs:
-            for end in ("\x01", "".join(whole[place:]) + "\x01"):
-                for length, limit_s in LIMITS_S.items():
-                    tried = "".join(whole[:place]) + run * length + end
-                    data = tried.encode("latin-1", "replace") if is_bytes else tried
-                    if timed(pattern, data) > limit_s and (seconds := timed(pattern, data)) > limit_s:
-                        return f"{''.join(whole[:place])!r} + {run!r} * {length} + {end!r}", seconds
+    parsed = parser.parse(text, pattern.flags & ~re.UNICODE if is_bytes else pattern.flags)
+    wholes = [sample(parsed, is_bytes)]
+    if r"\b" in text:  # an optional character before a word keeps the word from matching
+        wholes.append(sample(parsed, is_bytes, fewest=0))
+    for whole in wholes:
+        runs = dict.fromkeys(list(dict.fromkeys([" ", *whole, "a", "0"]))[:MAX_RUNS], LIMITS_S)
+        runs |= dict.fromkeys(list(dict.fromkeys(units(parsed, is_bytes)))[:MAX_UNITS], UNIT_LIMITS_S)
+        for tried in texts(whole, runs):
+            data = tried[0].encode("latin-1", "replace") if is_bytes else tried[0]
+            if timed(pattern, data) > tried[1] and (seconds := timed(pattern, data)) > tried[1]:
+                return tried[2], seconds
     return None
+
+
+def texts(whole: list[str], runs: dict[str, dict[int, float]]) -> Iterator[tuple[str, float, str]]:
+    """Find texts that nearly match, each with its limit in seconds and its description."""
+    for place in range(min(len(whole), MAX_PLACES) + 1):
+        begin = "".join(whole[:place])
+        for run, limits_s in runs.items():
+            for end in ("\x01", "".join(whole[place:]) + "\x01"):
+                for length, limit_s in limits_s.items():
+                    yield begin + run * length + end, limit_s, f"{begin!r} + {run!r} * {length} + {end!r}"
 
 
 def timed(pattern: re.Pattern, text) -> float:
@@ -165,3 +197,11 @@ def f(text, own):
 
 def test_a_pattern_with_two_ways_to_match_a_run_is_slow():
     assert slow_text(re.compile(rb"<a>\s*([^<]*?)\s*</")) is not None
+
+
+def test_a_pattern_with_two_ways_to_match_a_repeated_text_is_slow():
+    option = rb"""(?:[\s,"']+-[^\s,"']+(?:[\s,"'=]+[^\s,"'-][^\s,"']*)??)*"""
+    assert (
+        slow_text(re.compile(rb"""^[^#\n]*?\bpip["']?""" + option + rb"""[\s,"']+install\b""", re.MULTILINE))
+        is not None
+    )

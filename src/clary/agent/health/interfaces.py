@@ -70,7 +70,8 @@ def datagrams_at(port: int, *, address: str, receive_bytes: int) -> socket.socke
     """Return a UDP socket bound to `port` that never sends fragmented packets.
 
     Args:
-        address: of this host, from which packets are sent; if no interface has it, the kernel chooses one.
+        address: of this host, from which packets are sent; if no interface has it, the socket is bound to none, and
+            the kernel chooses an address for each packet.
         receive_bytes: size of the receive buffer.
     """
     datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)

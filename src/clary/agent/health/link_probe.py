@@ -159,7 +159,8 @@ class LinkProbe:
             try:
                 self._reader, self._writer = await _within(_ATTEMPT_S + 2 * self._slack_s, self._connect(DOCTOR_PORT))
                 has_connected = True
-                await self._ask(f"hello {self._order.host} stay")
+                source = self._listener.told_source(self._peer.address)
+                await self._ask(f"hello {self._order.host} stay {source}".rstrip())
                 self._note(answer=Answer.OPEN, waited_s=round(time.monotonic() - began_s, 3), error="")
                 return
             except ConnectionRefusedError as error:

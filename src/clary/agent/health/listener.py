@@ -1,8 +1,9 @@
 """Server side of a host's network program, to which peers send their measurements.
 
 Where: `network_measuring` opens one listener per host. A TCP connection begins with `hello NAME stay`, or with `hello
-NAME once` for a burst. Each line is answered by one line; after `burst` the sender sends bytes and closes its side
-before the answer:
+NAME once` for a burst. A host whose datagrams cannot be sent from its planned address adds their source: `hello NAME
+stay SOURCE`. Each line is answered by one line; after `burst` the sender sends bytes and closes its side before the
+answer:
 
     echo TEXT          -> TEXT
     count              -> loss datagrams from NAME, datagrams that this namespace dropped because of full buffers
@@ -15,7 +16,9 @@ Datagrams contain their number and sender; a datagram of the MTU check is answer
 takes no part in the sum announces this by datagram, because it may be unable to connect to a host that waits for it.
 
 Programs of the job, and on a shared network strangers, can send here too. So only the planned names and numbers are
-kept, datagrams count only from the addresses of the job's hosts, and the number of conversations is limited.
+kept, and the number of conversations is limited for each planned address, and for all other addresses together.
+Datagrams count only from the planned addresses of the job's hosts, from a source told in a conversation from such an
+address, and, if the network translates a host's address, from the address of that host's conversation.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import contextlib
 import socket
 import struct
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from clary.agent.health import interfaces
@@ -40,7 +43,9 @@ _END_S = 1.0  # wait for aborted conversations
 _PER_TURN = 256  # datagrams read before other tasks run
 LOSS_ROUNDS = 3  # rounds of loss datagrams before packets count as lost
 MOST_LOSS_DATAGRAMS = 1000  # per round and sender; their numbers go on from round to round
-_CONVERSATIONS_PER_HOST = 8  # a peer needs two at a time
+_CONVERSATIONS_PER_HOST = 8  # from its planned address; a peer needs two at a time
+_OTHER_CONVERSATIONS_PER_HOST = 4  # from all other addresses together: a network may translate all hosts' addresses
+_TRANSLATED = ""  # stands for all addresses that are not planned
 _MOST_DIGITS = 20  # of a number in the sum
 _MOST_TURNS = 256  # batches read before a line is answered: more than any receive buffer holds
 
@@ -71,7 +76,11 @@ class Listener:
     def __init__(self, addresses: Mapping[str, str], host: str, *, port: int, interface: str) -> None:
         self._names = tuple(addresses)
         self._address = addresses[host]
-        self._known = frozenset(addresses.values())
+        self._addresses = dict(addresses)
+        self._known = Counter(addresses.values())
+        self._sources: dict[str, str] = {}  # name -> another address from which its datagrams come
+        self._met_as_planned: set[str] = set()  # names of conversations from the planned address
+        self._num_by_source: Counter[str] = Counter()  # open conversations
         self._place = self._names.index(host)
         self._port = port
         self._interface = interface
@@ -115,6 +124,17 @@ class Listener:
             pass
         return True
 
+    def told_source(self, peer_address: str) -> str:
+        """Return the address from which datagrams to a peer come, if it is not this host's planned one; else ""."""
+        assert self._datagrams is not None
+        if self._datagrams.getsockname()[0] == self._address:
+            return ""
+        try:
+            source = interfaces.source_address(peer_address)
+        except OSError:  # no route: no datagram is sent either
+            return ""
+        return "" if source == self._address else source
+
     def drain(self) -> None:
         """Read all datagrams that have arrived."""
         for _ in range(_MOST_TURNS):
@@ -141,12 +161,14 @@ class Listener:
                 data, sender = self._datagrams.recvfrom(_LARGEST_BYTES)
             except OSError:
                 return False
-            if len(data) < _DATAGRAM.size or sender[0] not in self._known:
+            if len(data) < _DATAGRAM.size:
                 continue
             magic, kind, place, packet_bytes, number = _DATAGRAM.unpack_from(data)
             if magic != _MAGIC or place >= len(self._names):
                 continue
             name = self._names[place]
+            if sender[0] not in self._known and sender[0] != self._sources.get(name):
+                continue
             self.num_heard[name] += 1
             if kind == LOSS and number < LOSS_ROUNDS * MOST_LOSS_DATAGRAMS:
                 self._loss_numbers[name].add(number)
@@ -165,9 +187,12 @@ class Listener:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         own_task = asyncio.current_task()
         assert own_task is not None
-        if len(self._conversations) >= _CONVERSATIONS_PER_HOST * len(self._names):
+        peer = (writer.get_extra_info("peername") or (_TRANSLATED,))[0]
+        source = peer if peer in self._known else _TRANSLATED
+        if self._num_by_source[source] >= self._most_conversations(source):
             writer.transport.abort()
             return
+        self._num_by_source[source] += 1
         self._conversations[own_task] = writer
         name, is_conversation = "", False
         try:
@@ -176,6 +201,7 @@ class Listener:
                     if name or line[1] not in self._names:
                         return
                     name, is_conversation = line[1], line[2] == "stay"
+                    self._note_source(name, peer, told=line[3] if len(line) > 3 else "")
                     answer = "hello"
                 elif line[0] == "echo":
                     self.drain()
@@ -197,10 +223,31 @@ class Listener:
             pass
         finally:
             self._conversations.pop(own_task)
+            self._num_by_source[source] -= 1
             if is_conversation:
                 self.left.add(name)
                 self.has_left.set()
             writer.close()
+
+    def _most_conversations(self, source: str) -> int:
+        if source == _TRANSLATED:
+            return _OTHER_CONVERSATIONS_PER_HOST * len(self._names)
+        return _CONVERSATIONS_PER_HOST * self._known[source]
+
+    def _note_source(self, name: str, peer: str, *, told: str) -> None:
+        """Note where a host's datagrams come from, if not from its planned address.
+
+        A conversation from the planned address proves that the network does not translate it: then only that address
+        may name another source, and what a stranger claimed before is forgotten.
+        """
+        if peer == self._addresses[name]:
+            if name not in self._met_as_planned:
+                self._met_as_planned.add(name)
+                self._sources.pop(name, None)
+            if told:
+                self._sources[name] = told
+        elif peer not in self._known and name not in self._met_as_planned:
+            self._sources.setdefault(name, peer)
 
 
 async def _swallow(reader: asyncio.StreamReader) -> str:

@@ -57,13 +57,17 @@ class FirstProcess:
         return self._init is None or self._init.poll() is not None
 
     def has_started(self, pid: int) -> bool:
-        """Whether a process is process 1 of this host: the started process, or with namespaces its child."""
+        """Whether a process may be process 1 of this host: the started process, or with namespaces its child.
+
+        Asked about the first process that announces itself, before the host has any process of a program. With /proc
+        mounted `hidepid`, an agent without root cannot see process 1, which forbids tracing: then it is believed.
+        """
         if self._init is None:
             return False
         if self._sandbox.isolation is Isolation.PROCESSES:
             return pid == self._init.pid
         entry = read_entry(pid)
-        return entry is not None and entry.parent == self._init.pid
+        return entry is None or entry.parent == self._init.pid
 
     def launch(
         self,

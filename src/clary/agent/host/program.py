@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from clary.agent.host.first_process import KILL_LIMIT_S, FirstProcess
 from clary.agent.host.keeper import MAX_MESSAGE_BYTES
 from clary.agent.host.output_pipes import LONGEST_REST_S, rest_s_of
-from clary.agent.host.program_record import MAX_NOTE_CHARS, ProgramRecord
+from clary.agent.host.program_record import MAX_NOTE_CHARS, REPORT_KINDS, ProgramRecord
 from clary.agent.host.sandbox import Bind, ProcessSpec, ProgramResult, Sandbox
 from clary.base.clock import Clock, SystemClock
 from clary.base.errors import AgentError, Fault
@@ -420,7 +420,10 @@ class Program:
             try:
                 self._on_output(self._outputs[descriptor], data)
             except Exception as error:  # noqa: BLE001 - boundary: a listener's defect must not block the program's pipe
-                self._record.add_note(f"Output was lost, because its listener failed: {type(error).__name__}: {error}.")
+                self._record.add_repeated_note(
+                    f"output {type(error).__name__}",
+                    f"Output was lost, because its listener failed: {type(error).__name__}: {error}.",
+                )
         return len(data)
 
     def _take_report(self) -> bool:
@@ -458,9 +461,11 @@ class Program:
         """Apply one report; return False if it is the last. Raises: ValueError, KeyError, TypeError."""
         kind = report["kind"]
         if kind not in _OF_ANY_PROCESS and not self._is_of_first_process(kind, sender):
-            self._record.add_note(
+            is_known = isinstance(kind, str) and kind in REPORT_KINDS
+            self._record.add_repeated_note(
+                f"ignored {kind}" if is_known else "ignored",
                 f"A report {str(kind)[:MAX_KIND_CHARS]!r} of process {sender} was ignored, because this process is not "
-                "the host's first process."
+                "the host's first process.",
             )
             return True
         self._record.check(report)

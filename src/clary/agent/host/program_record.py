@@ -19,6 +19,9 @@ from clary.contract.agent_protocol import ProcessExit
 MAX_NOTES = 10_000  # further reports of failures are dropped
 MAX_NOTE_CHARS = 1000
 MAX_INDEX_CHARS = 20
+REPORT_KINDS = frozenset(
+    ("init", "forked", "begun", "ready", "note", "signalled", "again", "heard", "exited", "failed")
+)
 
 
 class ProgramRecord:
@@ -39,6 +42,7 @@ class ProgramRecord:
         self._pids: dict[int, int] = {}  # index -> pid on the machine
         self._answers: dict[int, int] = {}  # id of a signal order -> number of signalled processes
         self._notes: list[str] = []
+        self._repeated: dict[str, tuple[str, int]] = {}  # kind -> its first note, number of notes
         self._is_killed = False
         self._is_gone = False  # no further report will arrive
         self.has_begun = False  # processes may have run the program's code
@@ -109,6 +113,17 @@ class ProgramRecord:
             if len(self._notes) < MAX_NOTES:
                 self._notes.append(sentence)
 
+    def add_repeated_note(self, kind: str, sentence: str) -> None:
+        """Record a failure that may happen often: `notes` has the first sentence of its kind, with a count.
+
+        Args:
+            kind: one of few; programs must not be able to choose it freely.
+            sentence: with a full stop.
+        """
+        with self._changed:
+            first, count = self._repeated.get(kind, (sentence, 0))
+            self._repeated[kind] = (first, count + 1)
+
     def fail(self, reason: str) -> None:
         """Record why the host cannot go on; an earlier reason stays."""
         with self._changed:
@@ -169,7 +184,11 @@ class ProgramRecord:
     def notes(self) -> tuple[str, ...]:
         """Return sentences about failures other than exits."""
         with self._changed:
-            return tuple(self._notes)
+            repeated = (
+                first if count == 1 else f"{first} This happened {count} times."
+                for first, count in self._repeated.values()
+            )
+            return (*self._notes, *repeated)
 
     def num_running(self) -> int:
         """Return the number of processes that have not ended."""

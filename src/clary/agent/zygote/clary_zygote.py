@@ -82,13 +82,14 @@ _READ_AT_IMPORT = re.compile(
     rb"""(?:["']|\b)(?:OMP|KMP|GOMP|MKL|OPENBLAS|NUMEXPR|ATEN|TORCHDYNAMO|TORCHINDUCTOR|"""
     rb"""TORCH_(?:COMPILER?|DYNAMO|INDUCTOR|LOGS|TRACE|FAKE|CACHING|STRICT))(?:_[A-Z0-9_]+)?(?:["']|\s*=(?!=))"""
 )
-# Code that installs packages: the imported modules are then the old ones. An option of pip may have a value.
-_INSTALLS = re.compile(
-    rb"""^[^#\n]*?(\b(?:pip[0-9.]*|conda|mamba)["']?(?:[\s,"']+-[^\s,"']+(?:[\s,"'=]+[^\s,"'-][^\s,"']*)??)*"""
-    rb"""[\s,"']+install\b|\b(?:import|from)\s+pip\b|(?:_module|__import__)\(\s*["']pip["'])""",
-    re.MULTILINE,
-)
+# Code that installs packages: the imported modules are then the old ones. Comments are found to be skipped.
 _INSTALLERS = (b"pip", b"conda", b"mamba")
+_INSTALLER = re.compile(
+    rb"""\#[^\n]*|(?P<imported>\b(?:import|from)\s+pip\b|(?:_module|__import__)\(\s*["']pip["'])"""
+    rb"""|(?P<command>\b(?:pip[0-9.]*|conda|mamba)(?=[\s,"']))"""
+)
+_WORD = re.compile(rb"""[\s,"']+([^\s,"']+)""")
+_INSTALL = re.compile(rb"install\b")
 _MAX_READ_FILES = 200
 _MAX_READ_BYTES = 1 << 20
 
@@ -636,10 +637,38 @@ def _too_late(folder: str) -> str:
         variable = _READ_AT_IMPORT.search(text)
         if variable:
             return variable.group().decode("ascii", "replace")
-        installs = _INSTALLS.search(text) if any(word in text for word in _INSTALLERS) else None
+        installs = _installs(text) if any(word in text for word in _INSTALLERS) else b""
         if installs:
-            return installs.group(1).decode("ascii", "replace")
+            return installs.decode("ascii", "replace")
     return ""
+
+
+def _installs(text: bytes) -> bytes:
+    """Return the part of a program's text that installs packages, or nothing; the time is linear in the text.
+
+    Between an installer's name and `install` there may be options; each may be followed by one value.
+    """
+    place = 0  # text up to here has been read as arguments
+    for found in _INSTALLER.finditer(text):
+        if found["imported"]:
+            return found["imported"]
+        # An installer's name among the arguments of another one starts nothing that these do not include.
+        if not found["command"] or found.start() < place:
+            continue
+        place = found.end()
+        may_be_value = False
+        while True:
+            word = _WORD.match(text, place)
+            if word is None:
+                break
+            if _INSTALL.match(word[1]):
+                return text[found.start() : word.start(1) + len(b"install")]
+            is_option = len(word[1]) > 1 and word[1].startswith(b"-")
+            if not is_option and not may_be_value:
+                break
+            may_be_value = is_option
+            place = word.end()
+    return b""
 
 
 def _is_from(folder: str, module: types.ModuleType | None) -> bool:

@@ -21,17 +21,22 @@ LIMIT_S = 10.0
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind((OWN, 0))
-        return probe.getsockname()[1]
+    """Return a port that is free for TCP and UDP at every address."""
+    for _ in range(100):
+        with socket.socket() as stream, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+            stream.bind(("0.0.0.0", 0))
+            with contextlib.suppress(OSError):
+                datagrams.bind(stream.getsockname())
+                return datagrams.getsockname()[1]
+    raise AssertionError("no port is free for both TCP and UDP")
 
 
-def with_listener(act):
+def with_listener(act, names=NAMES):
     """Run `act(listener, port)` while a listener is open."""
 
     async def run():
         port = free_port()
-        listener = Listener(NAMES, "algo-1", port=port, interface="lo")
+        listener = Listener(names, "algo-1", port=port, interface="lo")
         await listener.open()
         try:
             return await asyncio.wait_for(act(listener, port), LIMIT_S)
@@ -48,9 +53,9 @@ def send(port, datagrams, *, source=PEER):
             sending.sendto(data, (OWN, port))
 
 
-async def asked(port, *lines):
+async def asked(port, *lines, source=OWN):
     """Return the answers to lines; an empty answer where the conversation has ended."""
-    reader, writer = await asyncio.open_connection(OWN, port)
+    reader, writer = await asyncio.open_connection(OWN, port, local_addr=(source, 0))
     answers = []
     with contextlib.suppress(ConnectionError):
         for line in lines:
@@ -106,10 +111,60 @@ def test_the_queue_of_the_sum_is_limited():
 def test_conversations_are_limited():
     async def act(listener, port):
         streams = [await asyncio.open_connection(OWN, port) for _ in range(40)]
+        strange = [await asyncio.open_connection(OWN, port, local_addr=(STRANGER, 0)) for _ in range(40)]
         await asyncio.sleep(0.2)
         held = len(listener._conversations)
-        for _, writer in streams:
+        answers = await asked(port, "hello algo-2 stay", source=PEER)
+        for _, writer in (*streams, *strange):
             writer.close()
-        return held
+        await asyncio.sleep(0.2)
+        return held, answers, await asked(port, "echo x", source=STRANGER)
 
-    assert with_listener(act) == 16
+    assert with_listener(act) == (8 + 4 * len(NAMES), ["hello"], ["x"])
+
+
+async def counted(port, *lines, source):
+    answers = await asked(port, *lines, "count", source=source)
+    return int(answers[-1].split()[0])
+
+
+LOST = [datagram(LOSS, place=1, number=number) for number in range(3)]
+
+
+def test_datagrams_count_from_the_address_of_a_conversation_that_the_network_translates():
+    async def act(listener, port):
+        await asked(port, "hello algo-2 stay", source=STRANGER)
+        send(port, LOST, source=STRANGER)
+        send(port, [datagram(LOSS, place=0, number=1)], source=STRANGER)
+        return await counted(port, "hello algo-2 stay", source=OWN), dict(listener.num_heard)
+
+    assert with_listener(act) == (3, {"algo-2": 3})
+
+
+def test_no_other_address_claims_a_host_that_was_met_at_its_own():
+    async def act(listener, port):
+        await asked(port, "hello algo-2 stay", source=STRANGER)  # before
+        await asked(port, "hello algo-2 stay", source=PEER)
+        await asked(port, f"hello algo-2 stay {STRANGER}", source=STRANGER)  # later
+        send(port, LOST, source=STRANGER)
+        return await counted(port, "hello algo-2 stay", source=OWN)
+
+    assert with_listener(act) == 0
+
+
+def test_datagrams_count_from_the_source_that_a_host_tells():
+    async def act(listener, port):
+        assert listener.told_source(PEER) == ""
+        await asked(port, f"hello algo-2 stay {STRANGER}", source=PEER)
+        await asked(port, "hello algo-2 once", source=PEER)
+        send(port, LOST, source=STRANGER)
+        return await counted(port, "hello algo-2 stay", source=OWN)
+
+    assert with_listener(act) == 3
+
+
+def test_a_host_without_its_planned_address_tells_the_source_of_its_datagrams():
+    async def act(listener, port):
+        return listener.told_source(PEER)
+
+    assert with_listener(act, NAMES | {"algo-1": "192.0.2.1"}) == OWN

@@ -5,12 +5,16 @@ import json
 import os
 import signal
 import socket
+import types
 
 import pytest
 
+from clary.agent.host import first_process
+from clary.agent.host.first_process import FirstProcess
 from clary.agent.host.program import Program
 from clary.agent.host.sandbox import ProcessSpec, Sandbox
 from clary.base.clock import SystemClock
+from clary.base.processes import ProcessEntry
 from clary.contract.launch_plan import Isolation, Resources
 
 WAIT_S = 5.0
@@ -59,15 +63,9 @@ class StubFirstProcess:
         return None
 
 
-@contextlib.contextmanager
-def running(tmp_path, *, is_first=True, num_processes=2):
-    host = StubFirstProcess(is_first=is_first)
-    specs = [
-        ProcessSpec(argv=("a",), environment={}, working_folder="/", rank=rank, local_rank=rank)
-        for rank in range(num_processes)
-    ]
-    sandbox = Sandbox(
-        isolation=Isolation.PROCESSES,
+def sandbox(tmp_path, *, isolation=Isolation.PROCESSES):
+    return Sandbox(
+        isolation=isolation,
         hostname="algo-1",
         host_folder=str(tmp_path),
         ml_folder=str(tmp_path),
@@ -75,7 +73,16 @@ def running(tmp_path, *, is_first=True, num_processes=2):
         cgroup_name="none",
         hosts_file={},
     )
-    program = Program(specs, sandbox, on_output=lambda *_: None, clock=SystemClock(), first_process=host)
+
+
+@contextlib.contextmanager
+def running(tmp_path, *, is_first=True, num_processes=2):
+    host = StubFirstProcess(is_first=is_first)
+    specs = [
+        ProcessSpec(argv=("a",), environment={}, working_folder="/", rank=rank, local_rank=rank)
+        for rank in range(num_processes)
+    ]
+    program = Program(specs, sandbox(tmp_path), on_output=lambda *_: None, clock=SystemClock(), first_process=host)
     program._launch(host.launch)
     try:
         yield program, host
@@ -139,3 +146,35 @@ def test_a_second_announcement_of_the_first_process_changes_nothing(tmp_path):
         assert program.init_pid == os.getpid()
         assert [end.exit_code for end in result.exits] == [3]
         assert sum(f"process {child} was ignored" in note for note in result.notes) == 2
+
+
+@pytest.mark.parametrize("kind", ["exited", None])
+def test_forged_reports_leave_room_for_other_notes(tmp_path, kind):
+    with running(tmp_path, num_processes=1) as (program, host):
+        host.say("init")
+        child = os.fork()
+        if child == 0:
+            for number in range(500):
+                host.say(kind or f"odd {number}", **exited(0))
+            os._exit(0)
+        os.waitpid(child, 0)
+        host.say("note", text="a process hangs")
+        host.say("exited", **exited(0))
+        notes = program.wait(WAIT_S).notes
+        assert "a process hangs" in notes
+        [counted] = [note for note in notes if "ignored" in note]
+        assert "500" in counted
+        assert f"process {child}" in counted
+
+
+@pytest.mark.parametrize(("parent", "is_believed"), [(7, True), (8, False), (None, True)])
+def test_a_first_process_that_proc_hides_is_believed(tmp_path, monkeypatch, parent, is_believed):
+    entry = None if parent is None else ProcessEntry(parent=parent, state="S", started_at=1)
+    monkeypatch.setattr(first_process, "read_entry", lambda pid: entry)
+    host = FirstProcess(sandbox(tmp_path, isolation=Isolation.NAMESPACES))
+    try:
+        assert not host.has_started(9)
+        host._init = types.SimpleNamespace(pid=7, poll=lambda: 1)
+        assert host.has_started(9) is is_believed
+    finally:
+        host.clean_up()

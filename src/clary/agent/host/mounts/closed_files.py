@@ -176,7 +176,7 @@ class _Search:
                 if status.st_mode & OPEN_FOLDER != OPEN_FOLDER and here != self._folder:
                     self.closed.add(here)
                     continue
-                is_racy = time.time_ns() - status.st_ctime_ns < RACY_NS
+                is_racy = 0 <= time.time_ns() - status.st_ctime_ns < RACY_NS  # a time in the future cannot recur
                 self.stamps[here] = 0 if is_racy else status.st_ctime_ns
                 waiting += self._look_at(here)
             except OSError:  # removed meanwhile

@@ -18,10 +18,11 @@ import stat
 from collections.abc import Iterable, Sequence
 
 from clary.agent.host import kernel
+from clary.agent.host.leftovers import remove_tree
 from clary.agent.host.mounts import kernel_views
 from clary.agent.host.mounts.bind_places import make_owned
 from clary.agent.host.mounts.closed_files import UNCACHED, find_closed
-from clary.agent.host.mounts.open_copy import OpenCopy, open_copy
+from clary.agent.host.mounts.open_copy import OpenCopy, open_copy, own_copy
 from clary.agent.host.mounts.shown_folders import EMPTY_FOLDERS, WRITABLE_FOLDERS, ShownFolder, is_shown
 from clary.agent.host.mounts.upper_layer import UpperLayer
 from clary.agent.host.program_users import ProgramUsers
@@ -54,6 +55,7 @@ class MachineView:
         self._in_user_namespace = in_user_namespace
         self._users = users
         self._num_layers = 0
+        self._num_places = 0  # folders of layers for single mounts
         self._shown: tuple[ShownFolder, ...] = ()
         self._copies: list[OpenCopy] = []  # system folders of which a copy is shown
         self._rebuilt: frozenset[str] = frozenset()  # folders that must be recreated instead of mounted
@@ -61,6 +63,7 @@ class MachineView:
         self.shared_folders: list[str] = []  # folders of the machine that are shown themselves, read-only
         self.missing_folders: list[str] = []  # mounts of the machine that could not be shown, with reasons
         self.strange_folders: list[str] = []  # folders whose owners could not be mapped
+        self.live_folders: list[str] = []  # system folders that had to be shown without a copy, with reasons
         self.refusal = ""  # reason why the kernel refused the last overlay
         self.why_strange = ""  # reason why the kernel refused the last mapping of owners
 
@@ -75,7 +78,7 @@ class MachineView:
         """
         self._shown = tuple(shown)
         outer = [folder.path for folder in shown if not is_shown(folder.path, [one for one in shown if one != folder])]
-        seen = [path for path in submounts if is_shown(path, shown)]
+        seen = [path for path in submounts if is_shown(path, shown) and path not in outer]
         later = [*(folder.path for folder in shown if folder.path not in outer), *seen]
         is_whole = outer == ["/"]
         if not (is_whole and not self._in_user_namespace and self.overlay("/", self._new_root)):
@@ -112,45 +115,67 @@ class MachineView:
         """
         layer = f"{self._layers_folder}/{kept_as or self._num_layers}"
         self._num_layers += 1
-        upper, work = f"{layer}/{UPPER_FOLDER}", f"{layer}/work"
-        os.makedirs(upper)
-        os.mkdir(work)
+        os.makedirs(f"{layer}/{UPPER_FOLDER}")
+        has_copy = is_system and lower in UNCACHED and not self._in_user_namespace
+        if has_copy and self._overlay_copy(lower, target, layer, is_mapped=is_mapped, is_kept=bool(kept_as)):
+            return True
+        why_no_copy = self.refusal
         if not self._in_user_namespace:
             try:
-                copy = self._open_copy(lower, f"{layer}/{COPY_FOLDER}") if is_system else None
-                self._fill(lower, upper, closed=self._closed(lower, copy) if is_system else ())
-            except OSError as error:  # the layer's file system does not support whiteouts, or no copy could be made
+                self._fill(lower, f"{layer}/{UPPER_FOLDER}", closed=self._find_closed(lower) if is_system else ())
+            except OSError as error:  # the layer's file system does not support whiteouts
                 self.refusal = str(error)
                 return False
-            if copy is not None:
-                return self._lay(copy.path, target, layer, is_mapped=is_mapped, is_kept=bool(kept_as), shown=lower)
-        return self._lay(lower, target, layer, is_mapped=is_mapped, is_kept=bool(kept_as), shown=lower)
+        if not self._lay(lower, target, layer, is_mapped=is_mapped, is_kept=bool(kept_as), shown=lower):
+            return False
+        if has_copy:
+            self.live_folders.append(f"{lower} ({why_no_copy})")
+        return True
+
+    def _overlay_copy(self, folder: str, target: str, layer: str, *, is_mapped: bool, is_kept: bool) -> bool:
+        """Overlay a copy of a system folder that changes while hosts run; on failure as `overlay`.
+
+        A shared copy may lie on a file system that cannot be an overlay's lower layer, or that cannot map owners; if
+        the layer lies on another file system, a copy there may do.
+        """
+        try:
+            copy = open_copy(folder, skipped=self._skipped(), own_place=f"{layer}/{COPY_FOLDER}")
+            self._copies.append(copy)  # in use until this process, the host's first, has ended
+            self._fill(folder, f"{layer}/{UPPER_FOLDER}", closed=copy.closed)
+            if copy.is_shared and _device_of(copy.path) != _device_of(layer):
+                if self._lay_as_wanted(copy.path, target, layer, is_mapped=is_mapped, is_kept=is_kept):
+                    return True
+                copy = own_copy(folder, skipped=self._skipped(), own_place=f"{layer}/{COPY_FOLDER}")
+                self._fill(folder, f"{layer}/{UPPER_FOLDER}", closed=copy.closed)
+        except OSError as error:
+            self.refusal = str(error)
+            return False
+        return self._lay(copy.path, target, layer, is_mapped=is_mapped, is_kept=is_kept, shown=folder)
 
     def _lay(self, lower: str, target: str, layer: str, *, is_mapped: bool, is_kept: bool, shown: str) -> bool:
-        upper, work = f"{layer}/{UPPER_FOLDER}", f"{layer}/work"
+        """Mount an overlay, if need be without mapped owners: these folders are then named in `strange_folders`."""
+        if self._lay_as_wanted(lower, target, layer, is_mapped=is_mapped, is_kept=is_kept):
+            return True
+        if not is_mapped or self._users is None:
+            return False
+        # The file system, or the kernel's overlay (before 5.19), cannot map owners.
+        self.why_strange = self.why_strange or self.refusal
+        if not self._mount(target, lower=lower, layer=layer, is_kept=is_kept):
+            return False
+        self.strange_folders.append(shown)
+        return True
+
+    def _lay_as_wanted(self, lower: str, target: str, layer: str, *, is_mapped: bool, is_kept: bool) -> bool:
         if is_mapped and self._users is not None:
-            mapped = self._map(lower, f"{layer}/lower")
-            if mapped and self._mount(target, lower=mapped, upper=upper, work=work, is_kept=is_kept):
-                return True
-            # The file system, or the kernel's overlay (before 5.19), cannot map owners.
-            self.why_strange = self.why_strange or self.refusal
-            self.strange_folders.append(shown)
-        return self._mount(target, lower=lower, upper=upper, work=work, is_kept=is_kept)
+            lower = self._map(lower, layer)
+        return bool(lower) and self._mount(target, lower=lower, layer=layer, is_kept=is_kept)
 
-    def _open_copy(self, folder: str, own_place: str) -> OpenCopy | None:
-        """Return the copy to show instead of a system folder that changes while hosts run; None for other folders."""
-        if folder not in UNCACHED:
-            return None
-        copy = open_copy(folder, skipped=self._skipped(), own_place=own_place)
-        self._copies.append(copy)  # in use until this process, the host's first, has ended
-        return copy
-
-    def _closed(self, folder: str, copy: OpenCopy | None) -> Iterable[str]:
-        return self._find_closed(folder) if copy is None else copy.closed
-
-    def _mount(self, target: str, *, lower: str, upper: str, work: str, is_kept: bool) -> bool:
+    def _mount(self, target: str, *, lower: str, layer: str, is_kept: bool) -> bool:
         descriptors: list[int] = []
+        upper = f"{layer}/{UPPER_FOLDER}"
         try:
+            # The kernel does not take the work folder of a refused mount again, if it has the mark of `volatile`.
+            work = self._make_place(layer, "work")
             options = ",".join(
                 f"{name}={_as_option(path, descriptors)}"
                 for name, path in (("lowerdir", lower), ("upperdir", upper), ("workdir", work))
@@ -170,6 +195,9 @@ class MachineView:
         return True
 
     def _fill(self, lower: str, upper: str, *, closed: Iterable[str]) -> None:
+        if os.listdir(upper):  # of a copy that could not be mounted
+            remove_tree(upper)
+            os.mkdir(upper)
         # The merged folder takes mode and owner from the upper folder.
         content = UpperLayer(lower, upper, users=self._users)
         content.copy_folder("")
@@ -199,13 +227,19 @@ class MachineView:
         )
 
     def strangeness(self) -> list[str]:
-        """Return sentences about folders that programs should be able to change but cannot."""
-        if not self.strange_folders:
-            return []
-        return [
-            f"Files: in {', '.join(self.strange_folders)} the program can change nothing that is there and nothing in "
-            f"folders that are there, because their owners could not be mapped ({self.why_strange})."
-        ]
+        """Return sentences about folders with owners that are not mapped, and folders shown without a copy."""
+        sentences = []
+        if self.strange_folders:
+            sentences.append(
+                f"Files: in {', '.join(self.strange_folders)} the program can change nothing that is there and nothing "
+                f"in folders that are there, because their owners could not be mapped ({self.why_strange})."
+            )
+        if self.live_folders:
+            sentences.append(
+                "Files: the program may be able to read files that only some users may read and that appear while it "
+                f"runs in folders of which no copy could be shown: {', '.join(self.live_folders)}."
+            )
+        return sentences
 
     def make_folder(self, path: str, *, mode: int = 0o755) -> None:
         """Make a folder of the host's own and its missing parents; keep existing folders."""
@@ -234,18 +268,25 @@ class MachineView:
             if not os.path.lexists(self._new_root + path):
                 self.make_folder(self._new_root + path, mode=0o700 if path == "/root" else 0o755)
 
-    def _map(self, lower: str, place: str) -> str:
-        """Mount `lower` with mapped owners and return its path; on failure set `why_strange` and return "".
+    def _map(self, lower: str, layer: str) -> str:
+        """Mount `lower` with mapped owners and return its path; on failure set `refusal` and return "".
 
         The mount vanishes with the old root or the late roots; a separate unmount takes longer.
         """
         assert self._users is not None
-        os.mkdir(place)
+        place = self._make_place(layer, "lower")
         try:
             kernel.bind_mapped(lower, place, users=self._users.namespace)
         except OSError as error:
-            self.why_strange = str(error)
+            self.refusal = str(error)
             return ""
+        return place
+
+    def _make_place(self, layer: str, name: str) -> str:
+        """Make a new folder of a layer; return its path. Raises: OSError."""
+        place = f"{layer}/{name}{self._num_places}"
+        self._num_places += 1
+        os.mkdir(place)
         return place
 
     def _place(self, path: str) -> None:
@@ -340,6 +381,10 @@ def _as_option(path: str, descriptors: list[int]) -> str:
         return path
     descriptors.append(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
     return f"/proc/self/fd/{descriptors[-1]}"
+
+
+def _device_of(path: str) -> int:
+    return os.stat(path).st_dev
 
 
 def _nearest_existing(path: str) -> str:

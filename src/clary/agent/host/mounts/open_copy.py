@@ -53,6 +53,11 @@ class OpenCopy:
     closed: list[str]
     _users: int | None = None  # descriptor of the locked file of a shared copy
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other hosts may show the copy too."""
+        return self._users is not None
+
     def close(self) -> None:
         """Let the copy be removed once it is outdated; a second call does nothing."""
         if self._users is not None:
@@ -78,9 +83,18 @@ def open_copy(
     except OSError:
         if own_place is None:
             raise
-    os.mkdir(own_place)
-    _copy(found, own_place)
-    return OpenCopy(own_place, sorted(found.closed))
+    return _own(found, own_place)
+
+
+def own_copy(folder: str, *, skipped: Collection[str], own_place: str) -> OpenCopy:
+    """Return a copy of the caller's own, where a shared one cannot be mounted. Args and Raises: as `open_copy`."""
+    return _own(_look(folder, skipped), own_place)
+
+
+def _own(found: _Found, place: str) -> OpenCopy:
+    os.mkdir(place)
+    _copy(found, place)
+    return OpenCopy(place, sorted(found.closed))
 
 
 def _shared(found: _Found, copies: str) -> OpenCopy:
@@ -124,14 +138,15 @@ class _Found:
         """Return a text for this state of the folder; no other state since the machine's start has it."""
         with open(_BOOT_FILE, "rb") as file:
             parts = [file.read(), os.fsencode(self.folder)]
-        newest_ns = 0
+        now_ns = time.time_ns()
+        is_racy = False
         for kind in (self.folders, self.files, self.links):
             for path, status in kind.items():
                 facts = (status.st_dev, status.st_ino, status.st_ctime_ns, status.st_mode, status.st_size)
                 parts.append(os.fsencode(f"{facts}{path}"))
-                newest_ns = max(newest_ns, status.st_ctime_ns)
-        now_ns = time.time_ns()
-        if now_ns - newest_ns < RACY_NS:  # a file may change again without a new time of change
+                # A file may change again without a new time of change, unless its time is in the future.
+                is_racy = is_racy or 0 <= now_ns - status.st_ctime_ns < RACY_NS
+        if is_racy:
             parts.append(f"{now_ns} {os.getpid()}".encode())
         return b"\0".join(parts)
 

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import stat
+import types
 
 import pytest
 
@@ -14,14 +15,18 @@ from clary.agent.host.mounts.open_copy import open_copy
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "RACY_NS", 0)  # as if nothing had changed for some seconds
     place = tmp_path / "etc"
-    (place / "deep" / "er").mkdir(parents=True)
+    for name in ("", "deep", "deep/er"):
+        (place / name).mkdir()
+        (place / name).chmod(0o755)  # whatever the umask is
     for name, mode in (("hosts", 0o644), ("shadow", 0o640), ("deep/key", 0o600), ("deep/er/run.sh", 0o755)):
         (place / name).write_text(name)
         (place / name).chmod(mode)
     (place / "link").symlink_to("../outside")
     (place / "shut").mkdir(mode=0o700)
     (place / "shut" / "open").write_text("")
-    os.mkfifo(place / "pipe", 0o666)
+    (place / "shut" / "open").chmod(0o644)
+    os.mkfifo(place / "pipe")
+    (place / "pipe").chmod(0o666)
     return place
 
 
@@ -83,6 +88,32 @@ def test_a_copy_that_no_host_shows_is_removed_with_the_next_one(take, folder, tm
 def test_a_file_that_may_change_again_within_a_tick_is_copied_anew(take, monkeypatch):
     monkeypatch.setattr(module, "RACY_NS", 10**18)
     assert take().path != take().path
+
+
+@pytest.mark.parametrize("kind", ["files", "folders", "links"])
+def test_a_time_of_change_in_the_future_hides_no_recent_change_and_costs_no_copies(folder, monkeypatch, kind):
+    monkeypatch.setattr(module, "RACY_NS", 2 * 10**9)
+
+    def state(ages_s):
+        found = module._look(str(folder), ())
+        entries = getattr(found, kind)
+        for age_s, path in zip(ages_s, entries, strict=False):
+            entries[path] = changed(entries[path], age_s)
+        for other in (found.files, found.folders, found.links):
+            for path in other if other is not entries else list(entries)[len(ages_s) :]:
+                other[path] = changed(other[path], 3600)
+        return found.state()
+
+    def changed(status, age_s):
+        now_ns = 10**18
+        values = {name: getattr(status, name) for name in ("st_dev", "st_ino", "st_mode", "st_size")}
+        return types.SimpleNamespace(**values, st_ctime_ns=now_ns - int(age_s * 10**9))
+
+    monkeypatch.setattr(module.time, "time_ns", iter(range(10**18, 10**18 + 100)).__next__)
+    assert state([-3600]) == state([-3600])
+    assert state([1]) != state([1])
+    if kind != "links":  # of which there is one
+        assert state([-3600, 1]) != state([-3600, 1])
 
 
 def test_a_file_that_is_closed_meanwhile_is_not_copied(folder, tmp_path):
