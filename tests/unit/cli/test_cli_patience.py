@@ -203,7 +203,7 @@ def test_a_restarted_service_is_asked_at_its_new_address_and_nobody_else_is(tmp_
 
 
 class FormerService:
-    """Stands for a service that has ended: whoever listens at its port now must be asked nothing."""
+    """Stands for a service that has ended: another program may listen at its port now, and gets no request."""
 
     def __init__(self, now):
         self.now = now
@@ -233,7 +233,7 @@ def test_every_request_goes_to_the_service_as_it_runs_now(request_it):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """Return the URLs at which connections are opened; none of them answers."""
+    """Return the URLs at which connections are opened; no server answers there."""
     urls = []
 
     def connect_nowhere(self):

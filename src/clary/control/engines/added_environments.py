@@ -217,7 +217,7 @@ def _add_companions(
     variables: Mapping[str, str],
     say: Callable[[str], None],
 ) -> None:
-    """Install the image's companions without a change of what was asked for; say which are missing.
+    """Install the image's companions and keep the versions that were asked for; say which are missing.
 
     They are resolved together with the requirements, whose versions are kept. Packages that both need may change: the
     newest fsspec, which torch brings, fits no datasets that works with the hub of older transformers.
@@ -271,7 +271,7 @@ def _check_imports(
     variables: Mapping[str, str],
     say: Callable[[str], None],
 ) -> None:
-    """Remove companions that fail to import: frameworks import those that are installed, and would fail with them.
+    """Remove companions that fail to import: a framework that imports an installed one would fail with it.
 
     Args:
         folder: of the environment.
