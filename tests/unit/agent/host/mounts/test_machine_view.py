@@ -38,7 +38,7 @@ def test_an_existing_file_that_cannot_be_bound_is_an_error(view: MachineView, tm
 
 
 class Machine:
-    """A machine whose kernel mounts only where the test permits it; `laid` are the lower folders of the mounted overlays."""
+    """A machine whose kernel mounts where the test permits it; `laid` are the lower folders of the mounted overlays."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.etc = tmp_path / "etc"
