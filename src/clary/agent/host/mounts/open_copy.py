@@ -87,7 +87,11 @@ def open_copy(
 
 
 def own_copy(folder: str, *, skipped: Collection[str], own_place: str) -> OpenCopy:
-    """Return a copy of the caller's own, where a shared one cannot be mounted. Args and Raises: as `open_copy`."""
+    """Return a copy of the caller's own, where a shared one cannot be mounted.
+
+    Args: as `open_copy`.
+    Raises: as there.
+    """
     return _own(_look(folder, skipped), own_place)
 
 
