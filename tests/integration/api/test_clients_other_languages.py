@@ -72,7 +72,7 @@ def test_a_client_that_speaks_cbor_puts_and_reads_metrics(cbor, aws, job):
 def test_a_large_body_of_cbor_may_be_compressed(cbor, job):
     dimensions = [{"Name": "TrainingJobName", "Value": job}]
     data = [{"MetricName": f"packed-{number}", "Dimensions": dimensions, "Value": number} for number in range(400)]
-    cbor.put_metric_data(Namespace="My/App", MetricData=data)
+    cbor.put_metric_data(Namespace="My/Packed", MetricData=data)
     assert cbor.sent[-1].headers["Content-Encoding"] == b"gzip"
 
 

@@ -211,6 +211,7 @@ def test_a_waiting_job_is_shown_as_queued_on_every_page(page, console, own_servi
 
 def test_a_badge_shows_the_state_used_by_filters_and_the_phase_of_aws(page, console, jobs):
     page.goto(f"{console.url}/console/elsewhere")
+    page.wait_for_selector("main")
     told = page.evaluate(
         """(jobs) => import("/console/base/statuses.js").then(({ badge, phaseWord }) =>
           jobs.map(([status, secondary, state]) => [
@@ -463,12 +464,14 @@ def test_curves_are_drawn_over_steps_and_smoothed(page, console, jobs):
 )
 def test_terminal_sequences_become_colours_or_are_removed(page, console, jobs, text, pieces):
     page.goto(f"{console.url}/console/elsewhere")
+    page.wait_for_selector("main")
     script = "text => import('/console/job/ansi_text.js').then((ansi) => ansi.colouredPieces(text))"
     assert [[one["text"], one["kind"]] for one in page.evaluate(script, text)] == pieces
 
 
 def test_only_the_last_state_of_a_progress_bar_is_shown(page, console, jobs):
     page.goto(f"{console.url}/console/elsewhere")
+    page.wait_for_selector("main")
     shown = page.evaluate(
         """async (texts) => {
           const { ProgressFolding } = await import("/console/job/progress_folding.js");
@@ -509,6 +512,7 @@ def test_only_the_last_state_of_a_progress_bar_is_shown(page, console, jobs):
 def test_output_printed_behind_a_progress_bar_is_never_folded_away(page, console, jobs):
     """A bar ends its line only when it is full, so other output follows it in the same line of the log."""
     page.goto(f"{console.url}/console/elsewhere")
+    page.wait_for_selector("main")
     shown = page.evaluate(
         """async (texts) => {
           const { logLine, shownText } = await import("/console/job/log_line.js");
@@ -557,6 +561,7 @@ def test_comparing_a_single_job_asks_for_a_second_one(page, console, jobs):
 
 def test_shortened_names_of_a_sweep_still_differ(page, console, jobs):
     page.goto(f"{console.url}/console/elsewhere")
+    page.wait_for_selector("main")
     script = "names => import('/console/base/words.js').then((words) => words.endings(names))"
     sweep = ["sweep-of-a-model-001-9f3a", "sweep-of-a-model-002-9f3b"]
     assert page.evaluate(script, sweep) == ["\u2026001-9f3a", "\u2026002-9f3b"]

@@ -53,12 +53,14 @@ def words(page, name, *values):
 
 def test_seconds_are_shown_as_by_the_command(page, console):
     page.goto(f"{console.url}/console/elsewhere")
+    page.wait_for_selector("main")
     for number in (0, 0.0003, 0.0042, 0.042, 0.5, 0.9999, 1, 1.5, 12.34, -0.0042):
         assert words(page, "quantity", number, "s") == shown(number, "s")
 
 
 def test_no_small_number_is_rounded_to_nothing(page, console):
     page.goto(f"{console.url}/console/elsewhere")
+    page.wait_for_selector("main")
     for name, values, text in (
         ("quantity", (0.000004, "s"), "0.0040 ms"),
         ("quantity", (0.0042, "%"), "0.0042 %"),
@@ -73,6 +75,7 @@ def test_no_small_number_is_rounded_to_nothing(page, console):
 
 def test_a_date_has_its_year_unless_it_is_this_year_s(page, console):
     page.goto(f"{console.url}/console/elsewhere")
+    page.wait_for_selector("main")
     assert words(page, "moment", NEW_YEAR - 1000) == "31 Dec 2024, 23:59:59"
     now_ms = int(time.time() * 1000)
     assert re.fullmatch(r"\d\d:\d\d:\d\d", words(page, "moment", now_ms))

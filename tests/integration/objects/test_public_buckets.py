@@ -97,9 +97,11 @@ class Mirror:
         own.put_object(Bucket=PUBLIC, Key="datasets/abalone2/other.csv", Body=b"other", **READABLE)
         own.create_bucket(Bucket="not-named", **READABLE)
         own.put_object(Bucket="not-named", Key="a", Body=b"a", **READABLE)
+        own.close()
 
     def close(self):
         self._server.stop()
+        self._server._server.server_close()  # `stop` leaves the socket open
 
 
 @pytest.fixture(scope="module")
