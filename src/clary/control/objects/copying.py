@@ -22,6 +22,11 @@ _KEPT = frozenset(
 Headers = Sequence[tuple[str, str]]
 
 
+def is_metadata(name: str) -> bool:
+    """Whether a header, in lower case, belongs to the metadata of an object that a copy keeps."""
+    return name in _KEPT or name.startswith(_METADATA)
+
+
 def keeps_metadata(asked: S3Request, headers: Headers) -> bool:
     """Whether a request copies an object together with the metadata of its source."""
     given = dict(headers)
@@ -42,11 +47,7 @@ def spelt_out(headers: Headers, source: Iterable[tuple[str, str]], wanted: Encry
     mark = (wanted or Encryption()).mark
     if dict(told).get(MARK, "") == mark:
         return headers
-    kept = [(name, value) for name, value in told if name in _KEPT or name.startswith(_METADATA)]
-    others = [
-        (name, value)
-        for name, value in headers
-        if name != DIRECTIVE and name not in _KEPT and not name.startswith(_METADATA)
-    ]
+    kept = [(name, value) for name, value in told if is_metadata(name)]
+    others = [(name, value) for name, value in headers if name != DIRECTIVE and not is_metadata(name)]
     marks = [(MARK, mark)] if mark else []
     return [*others, (DIRECTIVE, "REPLACE"), *[pair for pair in kept if pair[0] != MARK], *marks]

@@ -12,19 +12,14 @@ from datetime import UTC, datetime
 from xml.sax.saxutils import escape
 
 from clary.base.errors import WireError
+from clary.control.objects.copying import COPY_SOURCE, DIRECTIVE, is_metadata
 from clary.control.objects.encryption import MARK
 from clary.control.objects.s3_request import S3Request
 
-COPY_SOURCE = "x-amz-copy-source"
 _OF_COPY = "x-amz-copy-source-"
-_DIRECTIVES = frozenset({"x-amz-metadata-directive", "x-amz-tagging-directive"})
-_DIRECTIVE = "x-amz-metadata-directive"
-_METADATA = "x-amz-meta-"
+_DIRECTIVES = frozenset({DIRECTIVE, "x-amz-tagging-directive"})
 _RANGE = "range"
 _BOUNDS = re.compile(r"bytes=([0-9]{1,18})-([0-9]{1,18})")
-_KEPT = frozenset(
-    {"content-type", "cache-control", "content-disposition", "content-encoding", "content-language", "expires"}
-)
 
 DECLARATION = b'<?xml version="1.0" encoding="UTF-8"?>\n'
 
@@ -112,11 +107,11 @@ def upload_headers(
         and not name.startswith(_OF_COPY)
         and name != "content-length"
     ]
-    directive = dict(headers).get(_DIRECTIVE, "COPY").upper()
+    directive = dict(headers).get(DIRECTIVE, "COPY").upper()
     if directive == "COPY" and not asked.has("uploadId"):
-        own = [(name, value) for name, value in own if name not in _KEPT and not name.startswith(_METADATA)]
+        own = [(name, value) for name, value in own if not is_metadata(name)]
         lower = [(name.lower(), value) for name, value in source]
-        own += [(name, _text(name, value)) for name, value in lower if name in _KEPT or name.startswith(_METADATA)]
+        own += [(name, _text(name, value)) for name, value in lower if is_metadata(name)]
     own = [pair for pair in own if pair[0] != MARK]
     return [*own, *([(MARK, mark)] if mark else []), ("content-length", str(length))]
 

@@ -20,6 +20,7 @@ from clary.base.clock import Clock
 from clary.base.errors import WireError
 from clary.contract import sigv4
 from clary.control.objects import encryption, s3_request
+from clary.control.objects.copying import COPY_SOURCE
 from clary.control.objects.front_answers import BUCKET_REGION, error_document, read_listing, relay, request_id, whole
 from clary.control.objects.incoming_body import IncomingBody
 from clary.control.objects.outgoing_bodies import Outgoing
@@ -94,7 +95,7 @@ class PublicDoor:
         """Return the read of a copy's source if it lies in a public bucket that does not exist here, else None."""
         if not public_copies.copies(asked, outgoing.headers):
             return None
-        value = dict(outgoing.headers)[public_copies.COPY_SOURCE]
+        value = dict(outgoing.headers)[COPY_SOURCE]
         bucket, key = s3_request.check_copy_source(value)
         if not self._public.names(bucket) or not await self._is_missing(bucket):
             return None
