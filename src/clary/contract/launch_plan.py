@@ -186,7 +186,7 @@ class LaunchPlan:
     user_environment: Mapping[str, str]
     channels: tuple[Channel, ...]
     output: Output
-    object_store: Endpoint  # for the agents' requests to S3: the store, or this service for hosts on other machines
+    object_store: Endpoint  # for the agents' requests to S3: the store, or this service (`planning`)
     job_endpoint: Endpoint  # the program's endpoint for AWS: this service, with the job's own key
     service_url: str  # address for the agents' reports
     agent_token: str = field(repr=False)  # bearer token of this attempt's agents

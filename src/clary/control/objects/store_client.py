@@ -2,8 +2,8 @@
 
 Where: `seaweed` probes the embedded store with it; services check buckets and prefixes; `checkpoint_verification`
 reads whole objects, piece by piece; `profile_keeping` and `profiler_rules` store small objects. No other data passes
-through it: clients send requests to `front`, and agents to the store itself. The signing of requests is shared with
-`front`.
+through it: clients send requests to `front`, and most agents of this machine to the store itself. The signing of
+requests is shared with `front`.
 """
 
 from __future__ import annotations

@@ -119,7 +119,8 @@ def build_plan(
         user_environment=dict(request.environment),
         channels=tuple(located(channel, settings.file_systems) for channel in request.channels),
         output=request.output,
-        # An attempt's key expires with the attempt, so an unreachable host can store nothing afterwards.
+        # An attempt's key expires with the attempt, so an unreachable host can store nothing afterwards. The store
+        # itself does not have public buckets.
         object_store=job_endpoint if site.is_remote or _reads_public(request, settings) else site.object_store,
         job_endpoint=job_endpoint,
         service_url=site.service_url,
