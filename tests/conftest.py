@@ -1,6 +1,8 @@
 """Plugins and settings of all tests."""
 
+import faulthandler
 import os
+import sys
 
 import pytest
 from hypothesis import settings
@@ -29,3 +31,11 @@ settings.load_profile("clary")
 # Tests that create git repositories must not write into a repository that variables of the caller name.
 for name in [name for name in os.environ if name.startswith("GIT_")]:
     del os.environ[name]
+
+END_LIMIT_S = 120  # from the last test's end to the end of the process
+
+
+def pytest_unconfigure():
+    """Print all stacks and exit with 1 if the process has not ended at the limit: a thread that a test left runs."""
+    if sys.__stderr__ is not None:
+        faulthandler.dump_traceback_later(END_LIMIT_S, exit=True, file=sys.__stderr__)

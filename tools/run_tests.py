@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ _TESTS_FAILED = 1  # pytest's own exit code
 def main(arguments: list[str]) -> int:
     """Run pytest with `arguments`; return 0 if every test passed, at the latest when it ran alone."""
     started = time.monotonic()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it in what runs in the background; tests send it
     if "--all" in arguments:
         arguments = [one for one in arguments if one != "--all"]
         os.environ.pop(SEED, None)

@@ -71,7 +71,7 @@ class ServiceThread:
         self._home = home
         self._public = public
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self.service = self._run(self._start())
 
@@ -116,15 +116,19 @@ class ServiceThread:
         )
 
     def close(self) -> None:
-        self._run(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
-        self._loop.close()
+        try:
+            self._run(self._stop())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10)
+            self._loop.close()
 
     async def _stop(self) -> None:
-        await self._listener.close()
-        await self._front.close()
-        await self._store.stop()
+        try:
+            await self._listener.close()
+        finally:
+            await self._front.close()
+            await self._store.stop()
 
 
 async def _answer_aws(request: HttpRequest) -> HttpResponse:

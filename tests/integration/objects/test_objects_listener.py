@@ -293,6 +293,20 @@ async def test_close_leaves_no_socket_of_a_client_that_does_not_end_its_tls(tmp_
         assert sockets_to(client.getsockname()) == 0
 
 
+async def test_close_ends_a_tls_connection_that_is_being_closed(tmp_path: Path) -> None:
+    listener, client = await over_tls(tmp_path)
+    with client:
+        assert listener._runner is not None
+        (connection,) = listener._runner.server.connections
+        transport = connection.transport
+        transport.close()
+        transport.close()  # asyncio's TLS transport loses its protocol at a second close
+        async with asyncio.timeout(8):
+            await listener.close()
+            while sockets_to(client.getsockname()):  # TLS is ended within TLS_SHUTDOWN_S
+                await asyncio.sleep(0.05)
+
+
 async def test_a_refused_client_that_does_not_end_its_tls_loses_its_connection_soon(tmp_path: Path) -> None:
     listener, client = await over_tls(tmp_path)
     with client:

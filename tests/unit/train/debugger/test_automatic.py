@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,12 @@ def test_ranks_that_end_without_cleanup_have_written_all_steps(tmp_path: Path) -
         for rank in ranks:
             rank.kill()
             rank.wait()
-    assert [rank.returncode for rank in ranks] == [0, 0], told
+    # gloo's threads may end a program that does not destroy its group by SIGABRT, after everything of Python has ended.
+    crashed = [
+        rank.returncode == -signal.SIGABRT and "terminate called" in text
+        for rank, text in zip(ranks, told, strict=True)
+    ]
+    assert all(rank.returncode == 0 or by_gloo for rank, by_gloo in zip(ranks, crashed, strict=True)), told
     trial = debugger.create_trial(tmp_path / "tensors")
     assert trial.steps() == [0, 1, 2, 3]
     assert trial.has_ended

@@ -8,6 +8,7 @@ Times are the event loop's monotonic time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import resource
 from collections.abc import Sequence
@@ -63,8 +64,11 @@ class GuardedServer(web.Server):
         while len(self.table) and self._loop.time() < deadline_s:  # noqa: ASYNC110 - the table has no event
             await asyncio.sleep(0.01)
         for transport in transports:
-            if transport.get_write_buffer_size() == 0:
-                transport.abort()
+            # asyncio's TLS transport loses its protocol at a second close and cannot be asked; its TLS is ended
+            # within TLS_SHUTDOWN_S.
+            with contextlib.suppress(AttributeError):
+                if transport.get_write_buffer_size() == 0:
+                    transport.abort()
         await asyncio.sleep(0)  # an aborted transport closes its socket in the loop's next turn
 
 
