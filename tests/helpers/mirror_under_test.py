@@ -47,6 +47,12 @@ class MirrorUnderTest:
         )
         self.mirror.start()
 
+    def close(self) -> None:
+        """End all threads; checks that they ended."""
+        self.mirror.abort()
+        assert self.mirror.join(PATIENCE_S)
+        assert self.witness.close(PATIENCE_S)
+
     def wait_for(self, condition) -> None:
         deadline_s = time.monotonic() + PATIENCE_S
         while not condition():

@@ -407,5 +407,4 @@ def test_the_mirror_stores_a_file_that_is_replaced_continually(tmp_path: Path, s
     finally:
         stop.set()
         writer.join()
-        test.mirror.abort()
-        assert test.mirror.join(PATIENCE_S)
+        test.close()

@@ -30,8 +30,7 @@ def mirror_of(tmp_path: Path, store: FakeCheckpointStore):
 
     yield build
     for test in made:
-        test.mirror.abort()
-        assert test.mirror.join(10.0)
+        test.close()
 
 
 def hang(store: FakeCheckpointStore, *, on: str) -> threading.Event:
