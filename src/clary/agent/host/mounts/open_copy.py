@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 
 from clary.agent.host.leftovers import remove_tree
 from clary.agent.host.mounts.closed_files import CACHE_FOLDER, OPEN_FOLDER, RACY_NS
+from clary.base.beneath import Folder
 
 MAX_ENTRIES = 100_000
 MAX_BYTES = 512 * 1024 * 1024
@@ -37,7 +38,7 @@ _BOOT_FILE = "/proc/sys/kernel/random/boot_id"  # copies are not synced, so they
 _TURN_S = 10.0  # wait for another process that makes a copy
 _TURN_LOOK_S = 0.005
 _CHUNK_BYTES = 1 << 20
-_REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
+_REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EPERM, errno.EISDIR)
 
 
 @dataclass
@@ -156,18 +157,23 @@ class _Found:
 
 
 def _look(folder: str, skipped: Collection[str]) -> _Found:
+    with Folder.at(folder) as top:
+        return _look_below(top, folder, skipped)
+
+
+def _look_below(top: Folder, folder: str, skipped: Collection[str]) -> _Found:
     found = _Found(folder)
-    found.folders[""] = os.stat(folder)
+    found.folders[""] = os.fstat(top.fileno())
     device = found.folders[""].st_dev
     waiting = [""]
     num_entries = num_bytes = 0
     while waiting:
         above = waiting.pop()
         try:
-            entries = os.scandir(folder + above)
-        except OSError:  # removed meanwhile
+            here = top.folder(above[1:])
+        except OSError:  # removed or replaced meanwhile
             continue
-        with entries:
+        with here, os.scandir(here.fileno()) as entries:
             for entry in entries:
                 path = f"{above}/{entry.name}"
                 try:
@@ -197,17 +203,25 @@ def _look(folder: str, skipped: Collection[str]) -> _Found:
 
 
 def _copy(found: _Found, place: str) -> None:
-    """Copy into an empty folder. Entries that were removed, replaced or closed meanwhile are left out."""
+    """Copy into an empty folder. Entries that were removed, replaced or closed meanwhile are left out.
+
+    No link is followed: the owner of a folder may put a link to a closed one in the place of another.
+    """
+    with Folder.at(found.folder) as top:
+        _copy_from(top, found, place)
+
+
+def _copy_from(top: Folder, found: _Found, place: str) -> None:
     for path in found.folders:
         if path:
             os.mkdir(place + path, 0o700)
     for path, status in found.links.items():
         with contextlib.suppress(FileNotFoundError, OSError):  # no link any more (EINVAL)
-            os.symlink(os.readlink(found.folder + path), place + path)
+            os.symlink(top.read_link(path[1:]), place + path)
             os.chown(place + path, status.st_uid, status.st_gid, follow_symlinks=False)
     for path in found.files:
         try:
-            source = os.open(found.folder + path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            source = top.open_file(path[1:])
         except OSError as error:
             if error.errno not in _REPLACED:
                 raise

@@ -1,5 +1,6 @@
 """A copy of a system folder's open files: its content, its life, and later changes of the folder."""
 
+import contextlib
 import fcntl
 import os
 import stat
@@ -125,6 +126,39 @@ def test_a_file_that_is_closed_meanwhile_is_not_copied(folder, tmp_path):
     other.mkdir()
     module._copy(found, str(other))
     assert names(other) == ["deep", "deep/er", "link"]
+
+
+def test_no_link_in_the_place_of_a_folder_is_followed(folder, tmp_path, monkeypatch):
+    secret = tmp_path / "root"
+    (secret / "er").mkdir(parents=True)
+    for name in ("key", "er/run.sh"):
+        (secret / name).write_text("secret")
+        (secret / name).chmod(0o644)  # open, in a folder that is not
+    secret.chmod(0o700)
+
+    def swap():
+        (folder / "deep").rename(tmp_path / "aside")
+        (folder / "deep").symlink_to(secret)
+
+    found = module._look(str(folder), ())
+    swap()
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    module._copy(found, str(copied))
+    assert names(copied) == ["deep", "deep/er", "hosts", "link"]
+    (folder / "deep").unlink()
+    (tmp_path / "aside").rename(folder / "deep")
+
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda place: swap_and(scandir, place))
+
+    def swap_and(call, place):
+        monkeypatch.setattr(os, "scandir", call)
+        entries = list(call(place))
+        swap()
+        return contextlib.nullcontext(entries)
+
+    assert not [path for path in module._look(str(folder), ()).files if path.startswith("/deep")]
 
 
 def test_without_the_shared_copies_a_host_makes_one_of_its_own(take, tmp_path, monkeypatch):
