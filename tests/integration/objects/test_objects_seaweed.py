@@ -359,3 +359,22 @@ async def test_start_that_hangs_ends_at_its_deadline(tmp_path: Path, monkeypatch
         await store.start()
     assert time.monotonic() - started_at < 5
     assert store.process is None
+
+
+@pytest.mark.parametrize("damage", [lambda index: index + bytes(4096), lambda index: b""])
+async def test_objects_are_there_after_a_power_cut_that_damaged_an_index(tmp_path: Path, damage: object) -> None:
+    """The store writes data and index of a volume apart, and leaves it to the kernel when they reach the disk."""
+    assert callable(damage)
+    async with running(tmp_path) as store:
+        await put(store.endpoint, "k", b"v" * 100_000)
+        await put(store.endpoint, "gone", b"v")
+        async with StoreClient(store.endpoint) as client:
+            assert (await client.request("DELETE", "clary", key="gone")).status == 204
+    (index,) = (tmp_path / "objects").glob("clary_*.idx")
+    index.write_bytes(damage(index.read_bytes()))
+    async with running(tmp_path) as store:
+        assert await get(store.endpoint, "k") == b"v" * 100_000
+        await put(store.endpoint, "new", b"n")
+        async with StoreClient(store.endpoint) as client:
+            assert (await client.request("GET", "clary", key="gone")).status == 404
+    assert index.with_name(f"{index.name}.damaged").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,3 +65,29 @@ def test_unimplemented_subresources_are_refused_as_not_implemented(service: Serv
     assert (answer.status, answer.code) == (501, "NotImplemented")
     assert b"DELETE of a bucket with ?website is not implemented by the embedded object store" in answer.body
     assert EMPTY in names(s3)
+
+
+def test_every_bucket_blocks_public_access_whatever_is_put(s3: Any) -> None:
+    blocks = ["BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets"]
+    s3.put_public_access_block(Bucket=EMPTY, PublicAccessBlockConfiguration=dict.fromkeys(blocks, True))
+    told = s3.get_public_access_block(Bucket=EMPTY)["PublicAccessBlockConfiguration"]
+    assert told == dict.fromkeys(blocks, True)
+    s3.delete_public_access_block(Bucket=EMPTY)
+    assert EMPTY in names(s3)
+    with pytest.raises(s3.exceptions.ClientError) as error:
+        s3.get_public_access_block(Bucket=NONE)
+    assert error.value.response["Error"]["Code"] == "NoSuchBucket"
+
+
+def test_a_policy_for_requests_without_tls_does_not_lock_its_bucket(s3: Any) -> None:
+    statement = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:*",
+        "Resource": [f"arn:aws:s3:::{EMPTY}", f"arn:aws:s3:::{EMPTY}/*"],
+        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+    }
+    with pytest.raises(s3.exceptions.ClientError) as error:
+        s3.put_bucket_policy(Bucket=EMPTY, Policy=json.dumps({"Version": "2012-10-17", "Statement": [statement]}))
+    assert error.value.response["Error"]["Code"] == "NotImplemented"
+    assert s3.list_objects_v2(Bucket=EMPTY)["KeyCount"] == 0

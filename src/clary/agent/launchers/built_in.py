@@ -1,4 +1,4 @@
-"""The program of a built-in algorithm, which the image brings: XGBoost, on one host.
+"""The program of a built-in algorithm, which the image brings: XGBoost, on one host or several.
 
 Where: used if the image is that of XGBoost, the job names no program, and PATH has no `train`.
 """
@@ -12,6 +12,10 @@ from clary.contract.settings.built_in_algorithms import is_xgboost, pickles_mode
 
 _PROGRAM = "clary.train.boosting"
 _PICKLE_OPTION = "--pickle"
+OPEN_TRACKER = (
+    "this host shares its machine's network. XGBoost's tracker asks for no proof: whoever reaches it can take part in "
+    "the training and change the model"
+)
 
 
 def is_wanted(context: LaunchContext) -> bool:
@@ -27,5 +31,9 @@ def build(context: LaunchContext) -> tuple[ProcessSpec, ...]:
 
 
 def notes(context: LaunchContext) -> tuple[str, ...]:
-    """Return the note that the algorithm runs."""
-    return ("the job names no program: SageMaker's built-in algorithm XGBoost runs",)
+    """Return notes: that the algorithm runs; a tracker that others on a shared network can reach."""
+    is_open = len(context.peers) > 1 and not context.has_own_network
+    return (
+        "the job names no program: SageMaker's built-in algorithm XGBoost runs",
+        *((OPEN_TRACKER,) if is_open else ()),
+    )

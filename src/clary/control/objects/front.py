@@ -30,7 +30,13 @@ from clary.control.objects.encryption import Encryption
 from clary.control.objects.forms import form_upload
 from clary.control.objects.forms.form_data import FormReader, boundary_of
 from clary.control.objects.forms.form_upload import object_address
-from clary.control.objects.forms.subresources import check_lifecycle, check_store_pages, check_subresources
+from clary.control.objects.forms.public_access import is_of_public_access, public_access_answer
+from clary.control.objects.forms.subresources import (
+    check_lifecycle,
+    check_policy,
+    check_store_pages,
+    check_subresources,
+)
 from clary.control.objects.front_answers import (
     BUCKET_REGION,
     error_response,
@@ -40,6 +46,7 @@ from clary.control.objects.front_answers import (
     whole,
 )
 from clary.control.objects.incoming_body import IncomingBody
+from clary.control.objects.listings.ordered_listing import lists_in_order, ordered_listing
 from clary.control.objects.outgoing_bodies import Outgoing, choose_body, content_length, look_at_deleted_keys
 from clary.control.objects.permits.hidden_markers import HiddenMarkers
 from clary.control.objects.permits.permit import Permit
@@ -289,9 +296,12 @@ class S3Front:
             bucket_regions.check_constraint(outgoing.data, self._region)
         if self._store.aliases_keys and asked.method == "PUT" and asked.has("lifecycle"):
             check_lifecycle(outgoing.data)
+        if self._store.aliases_keys and asked.method == "PUT" and not asked.key and asked.has("policy"):
+            check_policy(outgoing.data)
         if not asked.is_delete_objects:
             return outgoing
-        return await look_at_deleted_keys(outgoing, permit, aliases_keys=self._store.aliases_keys)
+        turn = self._deletions.turn(caller.access_key_id)
+        return await look_at_deleted_keys(outgoing, permit, aliases_keys=self._store.aliases_keys, turn=turn)
 
     async def _mark(
         self, asked: S3Request, headers: list[tuple[str, str]], wanted: Encryption | None
@@ -368,6 +378,14 @@ class S3Front:
     ) -> web.StreamResponse:
         if encryption.is_of_bucket(asked) and not self._forward_encryption:
             return await self._answer_bucket_encryption(request, asked, outgoing)
+        if is_of_public_access(asked) and not self._forward_encryption:
+            status, told = public_access_answer(asked.method, outgoing.data)
+            await self._require_bucket(asked.bucket)
+            return whole(request, status, told)
+        if self._store.aliases_keys and lists_in_order(asked) and not outgoing.data:
+            page = await ordered_listing(asked, lambda part: self._store_page(part, outgoing))
+            if page is not None:
+                return whole(request, 200, permit.filter_listing(page) if permit.is_filtered else page)
         answer = await self._store.send(asked, outgoing, body)
         try:
             if answer.status == 400 and "x-amz-request-id" not in answer.headers:
@@ -388,6 +406,16 @@ class S3Front:
         finally:
             # A connection on which a body may not have been sent completely must not be reused.
             answer.close() if body.is_cut_short else answer.release()
+
+    async def _store_page(self, asked: S3Request, outgoing: Outgoing) -> bytes | None:
+        """Return the store's listing with keys in place of stored names; None for an answer that is no listing."""
+        answer = await self._store.send(asked, outgoing)
+        try:
+            if answer.status != http.HTTPStatus.OK:
+                return None
+            return stored_names.with_keys(await read_listing(answer))
+        finally:
+            answer.release()
 
     @property
     def _own_region(self) -> str:

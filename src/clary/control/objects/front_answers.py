@@ -8,7 +8,7 @@ from __future__ import annotations
 import http
 import logging
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from xml.sax.saxutils import escape
 
 import aiohttp
@@ -57,6 +57,7 @@ async def relay(
     added: Iterable[tuple[str, str]] = (),
     *,
     content: bytes | None = None,
+    may_tell: Callable[[str], bool] = lambda name: True,
 ) -> web.StreamResponse:
     """Forward the store's answer; if the store breaks off, break off too: a truncated answer must not look complete.
 
@@ -65,9 +66,10 @@ async def relay(
         answer: the store's, its body unread.
         added: further headers; each replaces the store's header of its name.
         content: sent instead of the answer's own content, which has been read.
+        may_tell: whether a header of the store's is forwarded, of those that clients of this service see.
     """
     headers = [(name, without_framing(name, value)) for name, value in answer.headers.items()]
-    headers = [(name, value) for name, value in headers if value and is_told(name)]
+    headers = [(name, value) for name, value in headers if value and is_told(name) and may_tell(name)]
     names = {name.lower() for name, _ in headers}
     response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=CIMultiDict(headers))
     if _CHECKSUM_TYPE not in names and any(name.startswith(_CHECKSUM) for name in names - _NO_CHECKSUM):

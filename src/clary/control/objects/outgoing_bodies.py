@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import re
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
 from aiohttp import web
@@ -117,13 +118,16 @@ def _unframed(headers: list[tuple[str, str]], caller: Caller, body: IncomingBody
     )
 
 
-async def look_at_deleted_keys(outgoing: Outgoing, permit: Permit, *, aliases_keys: bool) -> Outgoing:
+async def look_at_deleted_keys(
+    outgoing: Outgoing, permit: Permit, *, aliases_keys: bool, turn: AbstractAsyncContextManager[None]
+) -> Outgoing:
     """Read a DeleteObjects body, which is small, as a whole, check its keys and write it anew for the store.
 
     Args:
         outgoing: headers and body of the request.
         permit: the caller's permissions.
         aliases_keys: whether the store has other names for some keys (`stored_names`); the body then names these.
+        turn: of the only body that is parsed at a time; entered once the body is here.
     Raises: WireError: NotImplemented, MalformedXML, AccessDenied; also for a key that the store cannot hold, and for a
         body that breaks off or does not match its signature.
     """
@@ -141,13 +145,15 @@ async def look_at_deleted_keys(outgoing: Outgoing, permit: Permit, *, aliases_ke
                 raise WireError(
                     "MalformedXML", f"The XML you provided is longer than {deletion_bodies.MAX_BYTES} bytes."
                 )
-    # A thread parses the elements, which may be thousands, so that other requests are answered meanwhile.
-    deletion = await asyncio.to_thread(deletion_bodies.read_deletion, content)
-    permit.check_deleted(deletion.keys)
-    await asyncio.to_thread(deletion_bodies.check_digests, outgoing.headers, content)
-    headers, body = await asyncio.to_thread(
-        deletion_bodies.written, deletion, outgoing.headers, aliases_keys=aliases_keys
-    )
+    # A thread parses the elements, which may be thousands, so that other requests are answered meanwhile. Several
+    # threads would slow down each other and the event loop.
+    async with turn:
+        deletion = await asyncio.to_thread(deletion_bodies.read_deletion, content)
+        permit.check_deleted(deletion.keys)
+        await asyncio.to_thread(deletion_bodies.check_digests, outgoing.headers, content)
+        headers, body = await asyncio.to_thread(
+            deletion_bodies.written, deletion, outgoing.headers, aliases_keys=aliases_keys
+        )
     digest = hashlib.sha256(body).hexdigest()
     return replace(outgoing, headers=headers, payload_hash=digest, data=body, expect_continue=False)
 

@@ -32,7 +32,7 @@ from clary.base.processes import ProcessId
 from clary.contract.launch_plan import Credentials, Endpoint
 from clary.control.background_tasks import keep_running
 from clary.control.full_disks import why_full
-from clary.control.objects import weed_process, weed_security
+from clary.control.objects import volume_indexes, weed_process, weed_security
 from clary.control.objects.start_patience import StartPatience, signs_of
 from clary.control.objects.store_client import StoreClient
 from clary.control.objects.weed_process import StoreRecord
@@ -211,6 +211,7 @@ class EmbeddedStore:
         program = weed_process.find_program()
         started_at = time.monotonic()
         try:
+            await asyncio.to_thread(volume_indexes.set_aside_damaged, self._data_folder)
             self._child = self._spawn(program, self._record.ports)
             identity = ProcessId.of(self._child.pid)
             self._record = StoreRecord(ports=self._record.ports, process=identity, is_secured=True)

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xgboost
@@ -32,8 +32,6 @@ _ASK_TIMEOUT_S = 10.0
 _RETRY_S = 0.2
 _MAX_DIGITS = 8
 _END_TIMEOUT_S = 60
-
-_Value = TypeVar("_Value")
 
 
 class Group:
@@ -144,12 +142,19 @@ class Group:
             return value
         return int(_collective().allreduce(np.array([float(value)]), _collective().Op.MAX)[0])
 
-    def of_first(self, value: _Value) -> _Value:
-        """Return the first host's value; the others' are ignored."""
+    def of_first(self, content: bytes) -> bytes:
+        """Return the first host's bytes; the others' are ignored.
+
+        A sum, to which the other hosts add zeros: xgboost's own broadcast unpickles what it gets, and its tracker lets
+        every client in that reaches it.
+        """
         if not self._is_joined:
-            return value
-        found: _Value = _collective().broadcast(value, 0)
-        return found
+            return content
+        num_bytes = int(self.total([float(len(content)) if self.is_first else 0.0])[0])
+        values = np.zeros(num_bytes, np.uint8)
+        if self.is_first:
+            values[:] = np.frombuffer(content, np.uint8)
+        return np.asarray(_collective().allreduce(values, _collective().Op.SUM)).tobytes() if num_bytes else b""
 
 
 def leave_at_once(message: str, *, exit_code: int) -> None:

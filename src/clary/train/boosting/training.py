@@ -105,8 +105,9 @@ def _resumed(checkpoints: Path, group: Group) -> tuple[Any, int]:
     start, first_round = load_newest_checkpoint(checkpoints) if group.is_first else (None, 0)
     if group.size == 1:
         return start, first_round
-    raw, first_round = group.of_first((None if start is None else bytes(start.save_raw()), first_round))
-    if raw is None:
+    raw = group.of_first(b"" if start is None else bytes(start.save_raw()))
+    first_round = group.largest(first_round)
+    if not raw:
         return None, 0
     model = xgboost.Booster()
     model.load_model(bytearray(raw))

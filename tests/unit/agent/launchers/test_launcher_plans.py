@@ -514,6 +514,14 @@ def test_the_image_of_xgboost_brings_the_program_of_a_job_that_names_none(tag: s
     assert launcher.notes(context) == ("the job names no program: SageMaker's built-in algorithm XGBoost runs",)
 
 
+def test_a_tracker_of_xgboost_that_others_reach_is_told() -> None:
+    own = NetworkPlan(namespace_paths={"algo-1": "/proc/1/fd/3", "algo-2": "/proc/1/fd/4"})
+    image = environment_of("r/sagemaker-xgboost:1.7-1")
+    for num_hosts, network, is_told in ((2, NetworkPlan(), True), (1, NetworkPlan(), False), (2, own, False)):
+        context = context_of(entry_point=None, environment=image, num_hosts=num_hosts, network=network)
+        assert any("tracker asks for no proof" in note for note in select(context).notes(context)) is is_told
+
+
 def test_a_script_or_a_program_called_train_precedes_the_algorithm_of_the_image(tmp_path: Path) -> None:
     environment = environment_of("r/sagemaker-xgboost:1.7-1")
     assert select(context_of(environment=environment)).name == "plain"

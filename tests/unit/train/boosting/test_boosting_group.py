@@ -24,6 +24,27 @@ found = model.predict(xgboost.DMatrix(rows[:, 1:])) > 0.5
 print(float((found == rows[:, 0]).mean()), model.num_boosted_rounds())
 """
 
+# Joins as the host that xgboost sorts first, and sends a value whose unpickling makes a file.
+STRANGER = """
+import os, pathlib, socket, sys
+from xgboost import collective
+class Trap:
+    def __reduce__(self):
+        return pathlib.Path.touch, (pathlib.Path(sys.argv[2]),)
+told = b""
+while not told:
+    try:
+        with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as connection:
+            told = connection.recv(8)
+    except OSError:
+        pass
+collective.init(
+    dmlc_communicator="rabit", dmlc_tracker_uri="127.0.0.1", dmlc_tracker_port=int(told), dmlc_task_id="aaa"
+)
+print("joined as rank", collective.get_rank(), flush=True)
+collective.broadcast(Trap(), 0)
+"""
+
 
 def rows(num_rows, seed):
     """Return lines of CSV: the label says whether two of three features have a positive sum; a fifth are wrong."""
@@ -80,6 +101,12 @@ class Hosts:
             for root in self.roots
         ]
         return self._processes
+
+    def stranger(self, made):
+        """Start a program that is no host of the group, and sends a pickle that makes the file `made`."""
+        arguments = [str(python_of("xgboost")), "-W", "ignore", "-c", STRANGER, str(self.port), str(made)]
+        self._processes.append(subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        return self._processes[-1]
 
     def run(self):
         """Run both programs; return their output."""
@@ -149,6 +176,19 @@ def test_checkpoints_of_the_first_host_are_resumed_on_both(make_hosts):
     assert "resumed from the checkpoint of round 2" in first
     assert "resumed from the checkpoint of round 2" in second
     assert [line.split("#")[0] for line in lines_of(first)] == ["[3]", "[4]"]
+
+
+def test_a_stranger_among_the_hosts_runs_no_code_in_them(make_hosts, tmp_path):
+    """xgboost's tracker lets every client in that reaches it, and xgboost's own broadcast is a pickle."""
+    hosts = make_hosts(train=[rows(200, 1), rows(200, 2)], checkpoints=True)
+    first, second = hosts.start()
+    second.kill()
+    stranger = hosts.stranger(tmp_path / "trap")
+    output, _ = stranger.communicate(timeout=60)
+    assert "joined as rank 0" in output
+    first.communicate(timeout=60)
+    assert first.returncode != 0
+    assert not (tmp_path / "trap").exists()
 
 
 def test_hosts_that_are_stopped_end_after_the_same_round(make_hosts):

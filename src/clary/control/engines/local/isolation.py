@@ -26,9 +26,9 @@ _SHARED_NETWORK = (
     "place of 7777, and links can not be shaped.",
     "Hosts share this machine's processes, hostname and files: a program sees those of other jobs. All of "
     "them run as one user, so programs can read the service's keys, and with them do all that its owner can.",
-    "Ports of frameworks ask for no proof: any user of this machine reaches torch's store, jax's coordinator and the "
-    "servers of TensorFlow and MXNet, the network all of these but jax's. Who reaches servers of TensorFlow or MXNet "
-    "runs code as this user.",
+    "Ports of frameworks ask for no proof: any user of this machine reaches torch's store, jax's coordinator, "
+    "XGBoost's tracker and the servers of TensorFlow and MXNet, the network all of these but jax's and XGBoost's. Who "
+    "reaches servers of TensorFlow or MXNet runs code as this user.",
 )
 
 

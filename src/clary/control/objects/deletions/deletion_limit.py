@@ -5,21 +5,31 @@ Where: `front` enters the limit before it reads such a body.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from clary.base.errors import WireError
+from clary.control.turns import Turns
 
 MOST_OF_A_KEY = 8  # a body has up to 2 MiB
 MOST_IN_ALL = 64
 
 
 class DeletionLimit:
-    """Counts requests by access key."""
+    """Counts requests by access key, and lets one body at a time be parsed."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
+        self._turn = asyncio.Semaphore(1)
+        self._turns_of_one = Turns(1)
+
+    @asynccontextmanager
+    async def turn(self, access_key_id: str) -> AsyncIterator[None]:
+        """Hold the turn of the only body that is parsed at a time; the bodies of one key delay others by one only."""
+        async with self._turns_of_one.taken(access_key_id), self._turn:
+            yield
 
     @contextmanager
     def entered(self, access_key_id: str) -> Iterator[None]:

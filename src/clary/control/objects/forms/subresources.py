@@ -8,8 +8,10 @@ Source: Amazon S3 API reference; parameters that begin with x- do not change a r
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from html import unescape
 from http import HTTPStatus
 
@@ -41,6 +43,7 @@ STORE_PAGES = frozenset(("healthz", "readyz", "status"))
 UNREADABLE = frozenset(("annotation", "torrent"))
 
 
+_REPAIRS = ("s3:deletebucketpolicy", "s3:putbucketpolicy")
 _PREFIX = re.compile(rb"<(?:\w+:)?Prefix[^>]*>([^<]*)</")
 
 
@@ -111,3 +114,46 @@ def check_lifecycle(body: object) -> None:
                 "has an empty part or a backslash, or ends with '[' or a part '.'.",
                 http_status=HTTPStatus.NOT_IMPLEMENTED,
             )
+
+
+def check_policy(body: object) -> None:
+    """Refuse a policy that would close a bucket to its owner, since the embedded store lets nobody remove it again.
+
+    The store is asked without TLS, so that a Deny for requests without it closes the bucket to every request.
+
+    Args:
+        body: bytes of the document; any other body but None is too long to be looked at, and refused.
+    Raises: WireError: NotImplemented; MalformedPolicy for a document that is no JSON.
+    """
+    if body is None:
+        return
+    try:
+        policy = json.loads(body) if isinstance(body, bytes) else {"Statement": {"Effect": "Deny"}}
+    except (ValueError, RecursionError) as error:  # the store reads, for example, what precedes further text
+        raise WireError("MalformedPolicy", "This policy contains invalid JSON.") from error
+    for statement in _listed(_by_lower_name(policy).get("statement")):
+        members = _by_lower_name(statement)
+        if members.get("effect") == "Deny" and _closes_bucket(members):
+            raise WireError(
+                "NotImplemented",
+                "A bucket policy whose Deny covers s3:PutBucketPolicy or s3:DeleteBucketPolicy, or depends on "
+                "aws:SecureTransport, is not implemented by the embedded object store: it would close the bucket to "
+                "its owner too. Leave the statement out; nothing was changed.",
+                http_status=HTTPStatus.NOT_IMPLEMENTED,
+            )
+
+
+def _closes_bucket(statement: dict[str, object]) -> bool:
+    if "action" not in statement or "aws:securetransport" in json.dumps(statement.get("condition", "")).lower():
+        return True  # without Action, NotAction covers what it does not name
+    patterns = [str(action).lower() for action in _listed(statement["action"])]
+    return any(fnmatchcase(name, pattern) for name in _REPAIRS for pattern in patterns)
+
+
+def _by_lower_name(value: object) -> dict[str, object]:
+    """Return the members of a JSON object, whose names the store reads in any case; empty for another value."""
+    return {name.lower(): member for name, member in value.items()} if isinstance(value, dict) else {}
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]

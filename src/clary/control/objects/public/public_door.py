@@ -30,6 +30,23 @@ from clary.control.objects.s3_request import S3Request
 from clary.control.objects.store_link import StoreLink
 
 PATIENCE_S = 5.0  # after which a copy's client is told that the copy goes on
+# Headers with which S3 answers reads. Others, such as Set-Cookie, would act in the origin of the console.
+_OF_S3 = frozenset(
+    {
+        "accept-ranges",
+        "cache-control",
+        "content-disposition",
+        "content-encoding",
+        "content-language",
+        "content-length",
+        "content-range",
+        "content-type",
+        "etag",
+        "expires",
+        "last-modified",
+        "retry-after",
+    }
+)
 
 
 class PublicDoor:
@@ -87,7 +104,7 @@ class PublicDoor:
         answer = await self._public.send(asked, headers)
         try:
             region = [(BUCKET_REGION, self._region)] if BUCKET_REGION in answer.headers else []
-            return await relay(request, answer, region)
+            return await relay(request, answer, region, may_tell=_is_of_s3)
         finally:
             answer.release()
 
@@ -205,6 +222,10 @@ async def _guarded(found: aiohttp.ClientResponse, body: IncomingBody, source: S3
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         body.error = _broken(source, f"{type(error).__name__}: {error}")
         raise body.error from error
+
+
+def _is_of_s3(name: str) -> bool:
+    return name.lower() in _OF_S3 or name.lower().startswith("x-amz-")
 
 
 def _refused(status: int, document: bytes) -> WireError:

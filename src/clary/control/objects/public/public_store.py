@@ -101,15 +101,20 @@ class PublicBuckets:
         assert self._session is not None, "open() has not been called"
         kept = [(name, value) for name, value in headers if name in READ_HEADERS]
         origin = self._regional.get(asked.bucket) or self._origin(asked.bucket)
-        answer = await self._request(asked, origin, kept)
-        if answer.status not in _REDIRECTS:
-            return answer
-        region = _region_of(asked.bucket, answer.headers.get("Location", ""))
-        if region is None:
-            return answer
-        answer.release()
+        try:
+            answer = await self._request(asked, origin, kept)
+            if answer.status not in _REDIRECTS:
+                return answer
+            region = _region_of(asked.bucket, answer.headers.get("Location", ""))
+            if region is None:
+                return answer
+            answer.release()
+            answer = await self._request(asked, region, kept)
+        except WireError:
+            self._regional.pop(asked.bucket, None)  # a region that does not answer must not stand for the bucket
+            raise
         self._regional[asked.bucket] = region
-        return await self._request(asked, region, kept)
+        return answer
 
     async def has_objects(self, bucket: str, prefix: str) -> bool:
         """Return whether any key of a public bucket starts with the prefix; False where AWS refuses the listing.

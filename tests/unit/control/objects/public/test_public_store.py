@@ -97,6 +97,26 @@ async def test_a_bucket_of_another_region_is_asked_there_from_then_on(aws, bucke
     assert [path for _, path, _ in aws.asked] == [f"/{NAME}/a", "/eu/a", "/eu/b"]
 
 
+async def test_a_region_that_does_not_answer_is_asked_for_one_request_only(aws, buckets, monkeypatch):
+    monkeypatch.setattr(public_store, "_region_of", lambda bucket, location: location or None)
+    aws.answers.append(web.Response(status=307, headers={"Location": "http://127.0.0.1:1"}))
+    with pytest.raises(WireError, match="gave no answer"):
+        await buckets.send(read("a"))
+    assert (await buckets.send(read("b"))).status == 200
+    assert [path for _, path, _ in aws.asked] == [f"/{NAME}/a", f"/{NAME}/b"]
+
+
+async def test_a_region_that_answers_no_longer_is_left(aws, buckets, monkeypatch):
+    monkeypatch.setattr(public_store, "_region_of", lambda bucket, location: location or None)
+    async with TestServer(web.Application()) as region:
+        url = f"http://127.0.0.1:{region.port}"
+        aws.answers.append(web.Response(status=307, headers={"Location": url}))
+        assert (await buckets.send(read("a"))).status == 404
+    with pytest.raises(WireError, match="gave no answer"):
+        await buckets.send(read("b"))
+    assert (await buckets.send(read("c"))).status == 200
+
+
 async def test_a_redirect_to_any_other_place_is_not_followed(aws, buckets):
     aws.answers.append(web.Response(status=307, headers={"Location": f"{aws.url}/elsewhere"}))
     assert (await buckets.send(read("a"))).status == 307

@@ -1,0 +1,1 @@
+"""Listings of the embedded store in S3's order."""
