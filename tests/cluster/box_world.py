@@ -3,15 +3,16 @@
 The tests of a module share one bed. Each test has its own service, and leaves the boxes as it found them.
 """
 
+import contextlib
 import itertools
 import os
 import tempfile
 from pathlib import Path
 
 import pytest
-from box_head_service import BoxService, remove_bed
+from box_head_service import BoxService, remove_bed, until
 
-from clary.testing.box_bed import BoxBed
+from clary.testing.box_bed import END_LIMIT_S, BoxBed
 from needs import require
 
 _NUMBERS = itertools.count(1)
@@ -45,6 +46,8 @@ def service(bed):
         names = list(bed.rows())
         if names:
             bed.clary("hosts", "remove", *names)
+        with contextlib.suppress(AssertionError):  # a box counts as removed before its daemon has removed its files
+            until(lambda: not any(map(bed.processes, bed.boxes)), "the daemons leave", limit_s=END_LIMIT_S)
         left = {box: bed.clear(box) for box in bed.boxes}
         assert not any(left.values()), f"after the removal of all boxes this is left: {left}"
     finally:

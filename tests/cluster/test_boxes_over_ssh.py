@@ -84,7 +84,7 @@ def test_a_boot_gets_its_arguments_but_no_secret_in_its_command_line(bed, servic
     bed.clary("hosts", "add", "ml@box1", "--scratch", "/tmp/data")
     service.ask("ask", TAG, 1)
     read = "import json,sys; print(open(sys.argv[1]).read())"
-    place = f"/tmp/data/clary-node-5000/{TAG}-0/facts.json"
+    place = f"/tmp/data/clary-node-5000/box1/{TAG}-0/facts.json"
     facts = json.loads(
         until(lambda: bed.run("box1", "python3", "-c", read, place, check=False).stdout, "the boot says its facts")
     )

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import ctypes
+import errno
 import fcntl
 import hashlib
 import http.client
@@ -21,7 +22,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
 import ssl
@@ -265,11 +265,71 @@ def _remove_ended(hosts: str) -> None:
     for name in os.listdir(hosts):
         folder = os.path.join(hosts, name)
         try:
-            if not _has_ended(folder):
-                continue
+            if _has_ended(folder):
+                _remove_folder(folder)
         except OSError:  # too many open files, for example: this says nothing about the host, which may live
             continue
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_folder(path: str) -> None:
+    """Remove a folder and all below it, without following a link; it is `base.tree_removal` in short.
+
+    Programs nest folders as deep as they like, and overlayfs leaves folders of mode 0 when a host is killed: each is
+    made accessible, and those below the second level are moved up first, so that nothing recurses. What is mounted below
+    it stays.
+
+    Raises: OSError if something of it stays.
+    """
+    home = _opened_up(path, None)
+    try:
+        waiting, num_moved = os.listdir(home), 0
+        while waiting:
+            name = waiting.pop()
+            with contextlib.suppress(OSError):
+                if _is_removed(name, home):
+                    continue
+                here = _opened_up(name, home)
+                try:
+                    for inner in os.listdir(here):
+                        with contextlib.suppress(OSError):
+                            if _is_removed(inner, here):
+                                continue
+                            os.close(_opened_up(inner, here))  # a moved folder has to be writable: its ".." changes
+                            aside = f".removed-{secrets.token_hex(4)}-{num_moved}"
+                            num_moved += 1
+                            os.rename(inner, aside, src_dir_fd=here, dst_dir_fd=home)
+                            waiting.append(aside)
+                finally:
+                    os.close(here)
+                os.rmdir(name, dir_fd=home)
+    finally:
+        os.close(home)
+    os.rmdir(path)
+
+
+def _is_removed(name: str, parent: int) -> bool:
+    """Remove an entry, and return True, unless it is a folder with content. Raises: OSError, also for a mount point."""
+    if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+        os.unlink(name, dir_fd=parent)
+        return True
+    try:
+        os.rmdir(name, dir_fd=parent)  # of an empty folder of another user, too, which could be neither read nor moved
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise
+        return False
+    return True
+
+
+def _opened_up(name: str, parent: int | None) -> int:
+    """Open a folder after giving its owner all permissions; return its descriptor. Raises: OSError."""
+    look = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        with contextlib.suppress(OSError):
+            os.chmod(f"/proc/self/fd/{look}", stat.S_IRWXU)
+        return os.open(f"/proc/self/fd/{look}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    finally:
+        os.close(look)
 
 
 def _has_ended(folder: str) -> bool:
@@ -557,7 +617,8 @@ def _unpack(archive: zipfile.ZipFile, target: str) -> None:
     try:
         os.rename(draft, target)
     except OSError:
-        shutil.rmtree(draft, ignore_errors=True)  # another boot has created it first
+        with contextlib.suppress(OSError):
+            _remove_folder(draft)  # another boot has created it first
         if not os.path.isdir(target):
             raise
 
@@ -587,7 +648,7 @@ def _restore(archive: zipfile.ZipFile, target: str) -> list[str]:
             if _is_folder(path):
                 if path in folders:
                     continue
-                shutil.rmtree(path)
+                _remove_folder(path)
             elif path in wanted and stat.S_ISREG(os.lstat(path).st_mode):
                 continue
             else:

@@ -8,15 +8,14 @@ descriptors.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from clary.base import tree_removal
 from clary.base.beneath import Folder, parts_of
 
-_OWNER_ONLY = 0o700
 _MODE_BITS = 0o777
 _COPY_BYTES = 1 << 20
 
@@ -99,16 +98,7 @@ def remove_tree(folder: Folder, path: str) -> bool:
     """
     *above, name = parts_of(path)
     with contextlib.suppress(OSError), folder.folder("/".join(above)) as parent:
-        try:
-            top = _opened_up(parent.fileno(), name)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(name, dir_fd=parent.fileno())
-        else:
-            with top:
-                empty(top)
-            with contextlib.suppress(OSError):
-                os.rmdir(name, dir_fd=parent.fileno())
+        tree_removal.remove_entry(parent.fileno(), name)
     try:
         folder.status(path)
     except FileNotFoundError:
@@ -120,28 +110,7 @@ def remove_tree(folder: Folder, path: str) -> bool:
 
 def empty(top: Folder) -> None:
     """Remove everything below an open folder, except entries that this process may not remove."""
-    home = top.fileno()
-    waiting = _names(home)
-    mark, num_moved = f".removed-{os.urandom(4).hex()}", 0
-    while waiting:
-        name = waiting.pop()
-        with contextlib.suppress(OSError):
-            if not _is_folder(home, name):
-                os.unlink(name, dir_fd=home)
-                continue
-            with _opened_up(home, name) as folder:
-                here = folder.fileno()
-                for inner in _names(here):
-                    with contextlib.suppress(OSError):
-                        if not _is_folder(here, inner):
-                            os.unlink(inner, dir_fd=here)
-                            continue
-                        _opened_up(here, inner).close()  # a moved folder has to be writable: its ".." changes
-                        aside = f"{mark}-{num_moved}"
-                        num_moved += 1
-                        os.rename(inner, aside, src_dir_fd=here, dst_dir_fd=home)
-                        waiting.append(aside)
-            os.rmdir(name, dir_fd=home)
+    tree_removal.empty(top.fileno())
 
 
 def copy_tree(source: Folder, target: Folder) -> list[str]:
@@ -189,27 +158,3 @@ def copy_file(source: Folder, path: str, target: Folder, target_path: str) -> No
             os.utime(file.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
     finally:
         os.close(descriptor)
-
-
-def _opened_up(parent: int, name: str) -> Folder:
-    """Open a folder after giving its owner all permissions. Raises: OSError."""
-    look = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    try:
-        with contextlib.suppress(OSError):  # another user owns it; it may still be readable
-            os.chmod(f"/proc/self/fd/{look}", _OWNER_ONLY)
-        return Folder(os.open(f"/proc/self/fd/{look}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-    finally:
-        os.close(look)
-
-
-def _is_folder(folder: int, name: str) -> bool:
-    return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-
-
-def _names(folder: int) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.ENOENT):
-            return []
-        raise

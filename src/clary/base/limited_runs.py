@@ -78,6 +78,7 @@ def run_limited(
     folder: str | None = None,
     most_bytes: int = MAX_OUTPUT_BYTES,
     memory_bytes: int | None = None,
+    kept: Sequence[int] = (),
 ) -> Ended:
     """Run a program to its end; any exit code is accepted. It takes at most `limit_s` + END_S.
 
@@ -90,6 +91,7 @@ def run_limited(
         most_bytes: of its output and error output together; beyond it the program is killed.
         memory_bytes: its limit on private memory (RLIMIT_DATA), in which its own allocations fail; None for that of
             this process. Mapped files do not count.
+        kept: descriptors that the program gets as well, such as that of a lock, which it then holds with this process.
     Raises: RunTooLong, a subprocess.TimeoutExpired, after which no other thread or child waits for the program;
         OutputTooLong, an OSError; OSError if it cannot be started or its memory cannot be limited.
     """
@@ -101,6 +103,7 @@ def run_limited(
         stderr=subprocess.PIPE,
         env=None if variables is None else dict(variables),
         cwd=folder,
+        pass_fds=kept,
     )
     try:
         if memory_bytes is not None:

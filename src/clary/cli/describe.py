@@ -13,7 +13,7 @@ from clary.cli.checkpoint_words import mirror_lines
 from clary.cli.connection import connect
 from clary.cli.ledger_words import ledger_lines
 from clary.cli.pools import pool_line
-from clary.cli.queue_words import queue_words, state_words
+from clary.cli.queue_words import awaited, queue_words, state_words
 from clary.cli.stragglers import verdict_lines
 from clary.cli.tables import clock_time, duration, json_text, screen_width, table, visible
 from clary.cli.training_words import progress_text
@@ -88,7 +88,7 @@ def _without_failure(facts: Mapping[str, Any]) -> list[str]:
     """Return why a job waits, or why it was ended, for example by its limit."""
     if facts["state"] == "Queued":
         place = [f"  {'queue':<10}{queue_words(facts['queue'])}"] if facts.get("queue") else []
-        return [*place, f"  {'waits for':<10}{_harmless(facts.get('pending_reason') or 'nothing yet')}"]
+        return [*place, f"  {'waits for':<10}{_harmless(awaited(facts.get('pending_reason') or 'nothing yet'))}"]
     last = facts["transitions"][-1]["message"] if facts["state"] == "Stopped" and facts.get("transitions") else ""
     return [f"  {'failure':<10}none", *([f"  {'ended':<10}{_harmless(last)}"] if last else [])]
 

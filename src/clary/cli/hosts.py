@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +74,7 @@ def run_list(options: argparse.Namespace) -> int:
         rows = [box_row(box, daemon) for box in page["boxes"]]
         print(table(COLUMNS, rows, width=screen_width(sys.stdout)))
     for words in page["waiting"]:
-        print(f"a job {visible(words)}")
+        print(visible(words))
     return 0
 
 
@@ -112,6 +112,7 @@ def run_resume(options: argparse.Namespace) -> int:
 def run_remove(options: argparse.Namespace) -> int:
     """Remove boxes, and wait until they have ended all leases. Return 1 if a box does not answer or takes too long."""
     connection = connect()
+    _check_known(connection, options.boxes)
     for name in options.boxes:
         connection.post(_box_path(name, "remove"), {"force": options.force})
     deadline_s = time.monotonic() + REMOVAL_LIMIT_S
@@ -251,6 +252,7 @@ def _print_outcomes(outcomes: list[_Outcome]) -> None:
 
 def _each(options: argparse.Namespace, act: str, words: Callable[[str], str]) -> int:
     connection = connect()
+    _check_known(connection, options.boxes)
     for name in options.boxes:
         connection.post(_box_path(name, act), {})
     if options.json:
@@ -261,7 +263,13 @@ def _each(options: argparse.Namespace, act: str, words: Callable[[str], str]) ->
     return 0
 
 
+def _check_known(connection: Connection, names: Sequence[str]) -> None:
+    """Refuse names of no box before anything is done: the others must not lose their hosts. Raises: WireError 404."""
+    known = {box["name"] for box in connection.get("boxes")["boxes"]}
+    for name in names:
+        if name not in known:
+            raise WireError("NotFound", f"there is no box {name!a}; see: clary hosts", http_status=404)
+
+
 def _box_path(name: str, act: str) -> str:
-    if not BOX_NAME.fullmatch(name):
-        raise WireError("NotFound", f"there is no box {name!a}; see: clary hosts", http_status=404)
     return f"boxes/{quote(name, safe='')}/{act}"

@@ -47,10 +47,16 @@ def _place_brief(queue: Mapping[str, Any] | None) -> str:
     return f"{place}, {about} {duration(queue['start_in_s'])}"
 
 
+def awaited(reason: str) -> str:
+    """Return a reason of a wait for a place that is called `waits for`: boxes' reasons begin with these words."""
+    return reason.removeprefix("waits for ")
+
+
 def _short_reason(reason: str) -> str:
-    text = " ".join(_NAMES.sub("", reason).split())
-    if len(text) > MOST_REASON:
-        text = text.partition(": ")[0]
+    text = " ".join(_NAMES.sub("", awaited(reason)).split())
+    head = text.partition(": ")[0]
+    if len(text) > MOST_REASON and " " in head:  # one word, such as an engine's name, would be no reason
+        text = head
     return text if len(text) <= MOST_REASON else f"{text[: MOST_REASON - 3]}..."
 
 

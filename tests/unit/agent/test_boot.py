@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hard_trees import grow_hard_to_remove, plain_user_folder
 
 from clary.agent import boot
 from clary.agent.node_view import NodeView, read_node_view
@@ -107,6 +108,22 @@ def test_a_hosts_folder_is_private_and_folders_of_ended_hosts_are_removed(tmp_pa
     assert first.exists()
     assert fresh.exists()
     assert not left.exists()
+
+
+def test_what_a_killed_host_left_is_removed_and_stops_no_later_host(tmp_path):
+    """A program may nest folders deeper than a function may recurse; overlayfs leaves work folders of mode 0."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    with plain_user_folder() as scratch:
+        hosts = Path(scratch / "hosts")
+        left = hosts / f"{TAG}-1-{ended.pid}"
+        left.mkdir(parents=True)
+        (left / "owner").write_text(f"{ended.pid} 1 {boot._boot_id()}")
+        grow_hard_to_remove(left)
+        (left / "link").symlink_to(tmp_path)
+        boot._remove_ended(str(hosts))
+        assert list(hosts.iterdir()) == []
+    assert tmp_path.exists()
 
 
 @pytest.mark.parametrize("refused", ["owner", "boot_id", "stat"])

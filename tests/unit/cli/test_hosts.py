@@ -67,12 +67,12 @@ def test_a_clock_offset_is_shown():
 
 
 def test_boxes_and_requests_to_join_are_listed(monkeypatch, capsys):
-    use(monkeypatch, page(BOX, waiting=["waits for 1 box: box1 runs job-7"]))
+    use(monkeypatch, page(BOX, waiting=["job-8 waits for 1 box: box1 runs job-7"]))
     assert main(["hosts"]) == 0
     header, row, waits = capsys.readouterr().out.splitlines()
     assert header.split() == ["BOX", "STATE", "CPUS", "MEMORY", "GPUS", "ISOLATION", "RUNS"]
     assert row.startswith("box1  busy   8     62 GiB  0     namespaces  job-7 algo-1")
-    assert waits == "a job waits for 1 box: box1 runs job-7"
+    assert waits == "job-8 waits for 1 box: box1 runs job-7"
     assert main(["hosts", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["boxes"] == [BOX]
 
@@ -81,16 +81,24 @@ def test_boxes_and_requests_to_join_are_listed(monkeypatch, capsys):
     ("act", "words"), [("drain", "is drained: it gets no new host"), ("resume", "is in use again")]
 )
 def test_boxes_are_drained_and_resumed(monkeypatch, capsys, act, words):
-    fake = use(monkeypatch, page())
+    fake = use(monkeypatch, page(BOX, BOX | {"name": "box2"}))
     assert main(["hosts", act, "box1", "box2"]) == 0
     assert capsys.readouterr().out == f"box1 {words}\nbox2 {words}\n"
     assert fake.sent == [("boxes/box1/" + act, {}), ("boxes/box2/" + act, {})]
-    assert main(["hosts", act, "../x"]) == 3
+
+
+@pytest.mark.parametrize("act", ["drain", "resume", "remove"])
+@pytest.mark.parametrize("wrong", ["box9", "../x"])
+def test_a_wrong_name_among_several_costs_no_box_its_hosts(monkeypatch, capsys, act, wrong):
+    fake = use(monkeypatch, page(BOX), page(BOX), page())
+    assert main(["hosts", act, "box1", wrong]) == 3
+    assert f"there is no box '{wrong}'" in capsys.readouterr().err
+    assert fake.sent == []
 
 
 def test_removal_waits_for_the_box_and_reports_one_that_does_not_answer(monkeypatch, capsys):
     leaving = BOX | {"state": "gone", "why": "ends what it runs"}
-    use(monkeypatch, page(leaving), page(leaving), page())
+    use(monkeypatch, page(BOX), page(leaving), page(leaving), page())
     assert main(["hosts", "remove", "box1"]) == 0
     assert capsys.readouterr().out == "box1 is removed\n"
     silent = BOX | {"state": "gone", "why": "not heard of for 20 s; it goes when it answers"}

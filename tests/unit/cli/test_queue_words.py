@@ -53,6 +53,22 @@ def test_a_job_without_a_place_is_told_why_its_start_is_unknown(basis, words):
     assert queue_words(facts["queue"]) == f"{words}, start unknown: {GROUNDS}"
 
 
+@pytest.mark.parametrize(
+    ("reason", "brief"),
+    [
+        ("waits for 2 boxes: box1 runs job-7, box2 is drained", "2 boxes: box1 runs job-7, box2 is drained"),
+        (
+            "boxes: 3 nodes are needed for ml.m5.large; there are 2; add machines with: clary hosts add USER@HOST",
+            "boxes: 3 nodes are needed for ml.m5.large; there are 2; a...",
+        ),
+        ("Slurm job 5 waits: Resources (0 of 3 nodes of partition spot)", "Slurm job 5 waits: Resources"),
+        (f"waits for 9 boxes: {'box1 runs job-7, ' * 9}", "9 boxes"),
+    ],
+)
+def test_a_reason_of_a_scheduler_reads_well_below_the_heading_waits_for(reason, brief):
+    assert waiting_brief(waiting(reason, place=None, start_in_s=None, basis="scheduler")) == brief
+
+
 def test_rows_cut_long_reasons_and_the_jobs_page_explains_the_estimate():
     facts = waiting("no box has room for it and so on " * 20, place=1)
     assert len(waiting_brief(facts)) <= len("place 1 of 26, within 12m 00s; ") + MOST_REASON

@@ -39,6 +39,7 @@ class BoxConfig:
     url: str  # https://HOST:PORT of the service
     machine: str  # digest that identifies this machine and user
     scratch: str = ""  # folder for hosts; empty: inside the daemon's folder
+    former_scratch: tuple[str, ...] = ()  # folders for hosts before it; hosts may still run there
     restarts: str = ""  # phrase: the mechanism that starts the daemon after a reboot
 
 
@@ -99,6 +100,11 @@ class BoxFolder:
     def scratch(self, config: BoxConfig) -> Path:
         """Return the folder that boot programs use for their hosts."""
         return Path(config.scratch) if config.scratch else self.root / "scratch"
+
+
+def owners_name() -> str:
+    """Return the name of this user's folder in a folder for hosts, which boxes may share."""
+    return f"clary-node-{os.geteuid()}"
 
 
 def make_private(folder: Path) -> None:

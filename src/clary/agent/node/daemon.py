@@ -15,15 +15,15 @@ import json
 import os
 import random
 import secrets
-import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from clary.agent.node.box_folder import BoxConfig, BoxFolder, make_private
+from clary.agent.node.box_folder import BoxConfig, BoxFolder, make_private, owners_name
 from clary.agent.node.daemon_log import say
 from clary.agent.node.gpu_watch import GpuWatch
 from clary.agent.node.lease_processes import adopt_orphans
@@ -35,6 +35,7 @@ from clary.base.errors import ContractError
 from clary.base.plain import from_plain, to_plain
 from clary.base.processes import ProcessId
 from clary.base.readiness import readable
+from clary.base.tree_removal import remove_folder
 from clary.base.whole_files import replace_durably
 from clary.contract.box_protocol import BOOT_PATH, LEASES_PATH, POLL_WAIT_S, BoxOrders, BoxReport, LeaseReport
 
@@ -285,9 +286,32 @@ class Daemon:
             say(f"{left} leases can not be ended; it tries again")
             return
         remove_unit(self._config.name)
-        if self._config.scratch:
-            shutil.rmtree(self._config.scratch, ignore_errors=True)
-        shutil.rmtree(self._folder.root, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            self._folder.root.parent.rmdir()  # unless other boxes share it
+        for scratch in filter(None, (self._config.scratch, *self._config.former_scratch)):
+            _remove_scratch(Path(scratch))
+        for place in self._folder.root.glob("*"):
+            if place != self._folder.lock:
+                remove_folder(place)
+        # The lock is the last to go: an installation that comes meanwhile waits for the end of this daemon.
+        _remove_with_parent(self._folder.root)
         self._leaves = True
+
+
+def _remove_scratch(place: Path) -> None:
+    """Remove a folder for hosts, and its parent unless other boxes share it.
+
+    Earlier releases let boxes share the folder `clary-node-UID` itself: there, only what boots of this machine made is
+    removed, and folders that are empty then.
+    """
+    if place.name != owners_name():
+        _remove_with_parent(place)
+        return
+    _remove_with_parent(place / f"clary-{os.geteuid()}" / socket.gethostname())  # see `agent.boot`
+    with contextlib.suppress(OSError):
+        place.rmdir()
+
+
+def _remove_with_parent(place: Path) -> None:
+    """Remove a folder, and its parent if it is empty then."""
+    remove_folder(place)
+    with contextlib.suppress(OSError):
+        place.parent.rmdir()

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clary.agent.node.box_folder import BoxConfig, BoxFolder, make_private, write_json
+from clary.agent.node.box_folder import BoxConfig, BoxFolder, make_private, owners_name, write_json
 from clary.agent.node.machine import machine_digest
 from clary.agent.node.reaching import why_no_service
 from clary.agent.node.user_unit import start_daemon, stop_unit, who_restarts
@@ -63,7 +63,12 @@ def own_folder(scratch: str) -> Path:
     """
     home = Path(os.path.expanduser("~"))
     base = home if os.access(home, os.W_OK) or not scratch else Path(scratch)
-    return base / HOME_NAME / "".join(c if c.isalnum() or c in ".-" else "_" for c in socket.gethostname())
+    return base / HOME_NAME / _machine_name()
+
+
+def _machine_name() -> str:
+    """Return this machine's hostname as the name of a folder."""
+    return "".join(c if c.isalnum() or c in ".-" else "_" for c in socket.gethostname())
 
 
 def installed(scratch: str) -> BoxConfig | None:
@@ -81,15 +86,23 @@ def _install(asked: Mapping[str, str], archive: Path) -> dict[str, Any]:
         raise InstallError(f"this machine is box {old.name} of {old.url}, which answers; remove it there first")
     make_private(folder.root.parent)
     make_private(folder.root)
-    scratch = _make_scratch(asked["scratch"])
+    scratch, former = _scratch(asked["scratch"], old)
     packed = archive.read_bytes()
     digest = hashlib.sha256(packed).hexdigest()
     config = BoxConfig(
-        name=asked["name"], url=asked["url"], machine=machine_digest(), scratch=scratch, restarts=who_restarts()
+        name=asked["name"],
+        url=asked["url"],
+        machine=machine_digest(),
+        scratch=scratch,
+        former_scratch=former,
+        restarts=who_restarts(),
     )
-    replace_durably(folder.archive(digest), packed)
+    replace_durably(folder.archive(digest), packed)  # on a full disk the old daemon goes on
     stop_unit(config.name)
     _stop(folder)
+    make_private(folder.root)  # the old daemon may have removed it: its box was removed, and is added again
+    if not folder.archive(digest).exists():
+        replace_durably(folder.archive(digest), packed)
     replace_durably(folder.authority, asked["ca_pem"].encode())
     replace_durably(folder.token, asked["token"].encode())
     write_json(folder.config, to_plain(config))
@@ -107,12 +120,23 @@ def _serves_another(folder: BoxFolder, old: BoxConfig, ca_pem: str) -> bool:
     return theirs != ca_pem and not why_no_service(old.url, theirs)
 
 
-def _make_scratch(scratch: str) -> str:
-    if not scratch:
-        return ""
-    place = Path(scratch).absolute() / f"clary-node-{os.geteuid()}"
+def _scratch(asked: str, old: BoxConfig | None) -> tuple[str, tuple[str, ...]]:
+    """Return the folder for hosts, and those of earlier installations; without a new wish it stays what it was.
+
+    Each machine has a folder of its own below the owner's, which machines may share.
+    """
+    former = () if old is None else old.former_scratch
+    before = "" if old is None else old.scratch
+    if not asked:
+        if before:
+            make_private(Path(before))
+        return before, former
+    place = Path(asked).absolute() / owners_name()
     make_private(place)
-    return str(place)
+    place /= _machine_name()
+    make_private(place)
+    scratch = str(place)
+    return scratch, tuple(sorted({*former, before} - {scratch, ""}))
 
 
 def _stop(folder: BoxFolder) -> None:

@@ -25,6 +25,7 @@ START_FILE = "start.json"  # command of the boot; written by the daemon, without
 EXIT_KEPT = 3  # another keeper runs, or has run, this lease
 _PR_SET_PDEATHSIG = 1
 _LOOK_S = 0.02
+_TAIL_BYTES, _MAX_LINE = 4096, 300
 _PASSED_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -50,7 +51,7 @@ def keep_lease(folder: Path) -> int:
     files.write_boot(_kept(boot))
     os.write(go, b"1")
     os.close(go)
-    why = _wait(boot)
+    why = _wait(boot, files.output)
     left = _end_rest()
     files.write_end(f"{why}; {left} processes of it could not be killed" if left else why)
     return 0
@@ -91,8 +92,13 @@ def _prepare(command: list[str]) -> tuple[int, int]:
         os._exit(127)
 
 
-def _wait(boot: int) -> str:
-    """Wait for the end of the boot and reap orphans meanwhile; return a phrase about the end."""
+def _wait(boot: int, output: Path) -> str:
+    """Wait for the end of the boot and reap orphans meanwhile; return a phrase about the end.
+
+    Args:
+        boot: process id of the boot.
+        output: file of its output, whose last line is the reason of a failure.
+    """
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid != boot:
@@ -100,7 +106,20 @@ def _wait(boot: int) -> str:
         code = os.waitstatus_to_exitcode(status)
         if code < 0:
             return f"its agent was killed by signal {-code}"
-        return f"its agent ended with exit code {code}"
+        words = _last_line(output) if code else ""
+        return f"its agent ended with exit code {code}{': ' if words else ''}{words}"
+
+
+def _last_line(output: Path) -> str:
+    """Return the last line of a file that is not empty, shortened; empty if there is none, or it cannot be read."""
+    try:
+        # A program of this user may have put a pipe or a link in its place.
+        with open(os.open(output, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = file.read(_TAIL_BYTES).decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip()[:_MAX_LINE] for line in reversed(lines) if line.strip()), "")
 
 
 def _end_rest() -> int:

@@ -23,6 +23,7 @@ _MODULES = (
     "base/processes.py",
     "base/readiness.py",
     "base/string_enum.py",
+    "base/tree_removal.py",
     "base/whole_files.py",
     "contract/box_protocol.py",
 )

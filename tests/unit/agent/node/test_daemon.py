@@ -6,6 +6,7 @@ import json
 import time
 
 import pytest
+from hard_trees import grow_hard_to_remove, plain_user_folder
 
 from clary.agent.node import daemon as module
 from clary.agent.node.box_folder import BoxConfig, BoxFolder, write_json
@@ -57,10 +58,10 @@ class FakeTable:
 
 
 class World:
-    def __init__(self, root):
+    def __init__(self, root, **config):
         self.asked, self.others, self.most = [], [], 3
         folder = BoxFolder(root)
-        write_json(folder.config, to_plain(BoxConfig(name="box1", url="https://head:1", machine="m" * 64)))
+        write_json(folder.config, to_plain(BoxConfig(name="box1", url="https://head:1", machine="m" * 64, **config)))
         folder.token.write_text("t")
         archive = root / "node.pyz"
         archive.write_bytes(b"daemon")
@@ -148,6 +149,28 @@ def test_a_removed_box_that_cannot_list_its_processes_tries_again(world, monkeyp
     world.daemon.run()
     assert len(ended) == 2
     assert not world.daemon._folder.root.exists()
+
+
+def test_a_removed_box_leaves_nothing_of_killed_hosts_and_nothing_of_other_boxes_is_removed(world, monkeypatch):
+    class Line:
+        def ask(self, *arguments, **options):
+            raise module.Refused(module.GONE, "it was removed")
+
+    with plain_user_folder() as shared:
+        monkeypatch.setenv("HOME", str(shared / "home"))
+        own, former, others = (shared / place for place in ("disk/box1", "old-disk/box1", "disk/box2"))
+        for place in (own, former, others):
+            place.mkdir(parents=True)
+        (shared / "home/.clary-node/box1").mkdir(parents=True)
+        box = World(shared / "home/.clary-node/box1", scratch=str(own), former_scratch=(str(former),))
+        grow_hard_to_remove(own)
+        (box.daemon._folder.root / "scratch").mkdir()
+        grow_hard_to_remove(box.daemon._folder.root / "scratch")
+        box.daemon._table.end_all = lambda limit_s: 0
+        box.daemon._line = Line()
+        box.daemon.run()
+        left = sorted(str(path.relative_to(shared)) for path in shared.rglob("*"))
+    assert left == ["disk", "disk/box2", "home"]
 
 
 def test_a_removed_box_that_cannot_end_its_leases_does_not_hammer_the_service(world, monkeypatch):

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 
 import pytest
 
@@ -57,20 +58,57 @@ def test_a_daemon_of_a_running_service_is_left_alone(home, tmp_path, monkeypatch
     assert installed("").url == "https://old:1"
 
 
-def test_a_daemon_of_a_service_that_is_gone_is_taken_over(home, tmp_path, monkeypatch):
-    folder = installed_for(home)
+@pytest.fixture
+def started(home, tmp_path, monkeypatch):
+    """Replace the start of daemons; return the list of started daemons."""
     (tmp_path / "node.pyz").write_bytes(b"code")
     monkeypatch.setattr(installation, "why_no_service", lambda url, ca_pem: "no route")
-    started = []
-    monkeypatch.setattr(installation, "start_daemon", lambda *facts: started.append(facts))
+    found = []
+    monkeypatch.setattr(installation, "start_daemon", lambda *facts: found.append(facts))
     monkeypatch.setattr(installation, "_await_start", lambda folder: 7)
     monkeypatch.setattr(installation, "who_restarts", lambda: "nobody")
+    return found
+
+
+def test_a_daemon_of_a_service_that_is_gone_is_taken_over(home, tmp_path, started):
+    folder = installed_for(home)
     done = install({**WANTED, "scratch": str(tmp_path / "data")}, tmp_path / "node.pyz")
     assert (done["pid"], done["restarts"]) == (7, "nobody")
     assert folder.authority.read_text() == "new"
     assert folder.token.stat().st_mode & 0o777 == 0o600
-    assert folder.read_config().scratch == str(tmp_path / "data" / f"clary-node-{os.geteuid()}")
+    assert folder.read_config().scratch == str(tmp_path / "data" / f"clary-node-{os.geteuid()}" / "box1_.._x")
     assert started == [(folder, folder.archive(done["daemon"]), "box1")]
+
+
+def test_machines_that_share_a_scratch_folder_have_separate_folders_in_it(home, tmp_path, started, monkeypatch):
+    found = []
+    for name in ("box1", "box2"):
+        monkeypatch.setattr("socket.gethostname", lambda name=name: name)
+        install({**WANTED, "name": name, "scratch": str(tmp_path / "shared")}, tmp_path / "node.pyz")
+        found.append(BoxFolder(own_folder("")).read_config().scratch)
+    assert [place.rpartition("/")[2] for place in found] == ["box1", "box2"]
+
+
+def test_a_repair_keeps_the_scratch_folder_and_knows_those_before(home, tmp_path, started):
+    places = []
+    for scratch in ("one", "", "two", "two", "one"):
+        install({**WANTED, "scratch": scratch and str(tmp_path / scratch)}, tmp_path / "node.pyz")
+        config = BoxFolder(own_folder("")).read_config()
+        places.append((config.scratch, config.former_scratch))
+    one, two = (str(tmp_path / name / f"clary-node-{os.geteuid()}" / "box1_.._x") for name in ("one", "two"))
+    assert places == [(one, ()), (one, ()), (two, (one,)), (two, (one,)), (one, (two,))]
+
+
+def test_an_installation_survives_the_removal_that_an_old_daemon_ends(home, tmp_path, started, monkeypatch):
+    folder = installed_for(home)
+
+    def end_the_removal(place):
+        shutil.rmtree(place.root)
+
+    monkeypatch.setattr(installation, "_stop", end_the_removal)
+    done = install(WANTED, tmp_path / "node.pyz")
+    assert folder.archive(done["daemon"]).read_bytes() == b"code"
+    assert folder.read_config().name == "box1"
 
 
 def test_the_running_daemon_is_found_by_its_lock(home):

@@ -3,11 +3,13 @@
 import errno
 import hashlib
 import os
+import subprocess
+import sys
 
 import pytest
 
 from clary.agent.node.box_folder import BoxConfig, BoxFolder, make_private, read_json, write_json
-from clary.agent.node.keeper import EXIT_KEPT, keep_lease
+from clary.agent.node.keeper import EXIT_KEPT, START_FILE, keep_lease
 from clary.agent.node.lease_files import KeptProcess, LeaseFiles
 from clary.base.errors import ContractError
 from clary.base.plain import to_plain
@@ -113,3 +115,27 @@ def test_settings_are_read_as_they_were_written(tmp_path):
         folder.read_config()
     with pytest.raises(ContractError):
         read_json(folder.config)
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (
+            "print('one'); print('clary boot: Failed: no route'); print(); raise SystemExit(1)",
+            ": clary boot: Failed: no route",
+        ),
+        ("raise SystemExit(1)", ""),
+        ("print('x' * 9000); raise SystemExit(1)", ": " + "x" * 300),
+    ],
+)
+def test_the_reason_of_an_end_has_the_last_line_of_a_failed_boot(files, program, why):
+    files.make(ORDER, "boot-1")
+    write_json(files.folder / START_FILE, {"command": [sys.executable, "-c", program]})
+    keeping = (
+        "import sys, pathlib; from clary.agent.node.keeper import keep_lease; keep_lease(pathlib.Path(sys.argv[1]))"
+    )
+    with files.output.open("wb") as output:
+        subprocess.run(
+            [sys.executable, "-c", keeping, str(files.folder)], stdout=output, stderr=output, check=True, timeout=30
+        )
+    assert files.read_end() == f"its agent ended with exit code 1{why}"

@@ -294,7 +294,7 @@ class BoxDesk:
             "service_url": self.boot.service_url,
             "ca_pem": self.boot.ca_pem,
             "boxes": [self._row(box) for box in boxes],
-            "waiting": [words for _, words in sorted(self._book.placement().waits.items())],
+            "waiting": self._book.waits(),
         }
 
     def _row(self, box: BoxRecord) -> Mapping[str, Any]:

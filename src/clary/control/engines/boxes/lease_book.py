@@ -99,6 +99,15 @@ class LeaseBook:
         """Decide on all waiting requests by the present state of the boxes."""
         return place(self.waiting(), self.views())
 
+    def waits(self) -> list[str]:
+        """Return the reason of each request's wait, with its job; the oldest request first."""
+        jobs = {
+            request.number: allocation.job_name
+            for allocation in self.ledger.allocations.values()
+            for request in allocation.requests
+        }
+        return [f"{jobs[number]} {words}" for number, words in sorted(self.placement().waits.items())]
+
     def orders_of(self, box: str, boot: str) -> tuple[LeaseOrder, ...]:
         """Return the orders on a box's leases.
 

@@ -322,7 +322,7 @@ async def test_waiting_requests_are_on_the_owners_page(world, desk):
     await world.add("box1")
     await world.scheduler.ask(order(2))
     assert desk.page()["waiting"] == [
-        "waits for 2 boxes with 1 CPUs: 1 of 1 would do; add more with: clary hosts add USER@BOX"
+        "job-7 waits for 2 boxes with 1 CPUs: 1 of 1 would do; add more with: clary hosts add USER@BOX"
     ]
     assert world.state("box1")["address"] == "10.0.0.9"
     await world.scheduler.end(TAG)
