@@ -33,6 +33,7 @@ base=$(ls -d "$PWD/$folder"/public-tensorflow/lib/python3*/site-packages)
 printf '%s\n' "import os; os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')" \
     "import site; site.addsitedir('$base')" > "$packages/base.pth"
 "$folder/public-torch/bin/pip" install --quiet --no-deps packaging
+"$folder/public-lightning/bin/pip" install --quiet tensorboard
 "$folder/public-mxnet/bin/pip" install --quiet --no-deps sagemaker-mxnet-training
 # A Keras of its own, which takes mnist.npz as it lies there: Keras compares it with the one that it would download.
 "$folder/public-tensorflow/bin/pip" install --quiet --no-deps --ignore-installed keras==3.15.1 tf_keras==2.21.0

@@ -85,6 +85,7 @@ class FolderMirror(Worker):
         self._settled = threading.Event()
         self._store: ObjectStore | None = None
         self._is_complete = False
+        self._num_read = 0  # bytes of files that the store's client has taken
         self._look_s = 0.0  # time that the last scan of the folder took
         self._error = ""
 
@@ -124,10 +125,24 @@ class FolderMirror(Worker):
         """Wait, after `flush`, until all files are stored or the mirror has ended; return False on timeout."""
         return self._store is None or self._settled.wait(timeout_s)
 
-    def finish(self, limit_s: float) -> bool:
-        """Run a last round of at most `limit_s`, and end; return whether all files are stored."""
-        if not super().finish(limit_s):
-            self._error = self._error or f"the last round took longer than {limit_s:g} s"
+    def finish(self, limit_s: float, *, longest_s: float | None = None) -> bool:
+        """Run a last round, and end; return whether all files are stored.
+
+        Args:
+            limit_s: the round is aborted when it has sent nothing for so long.
+            longest_s: the round is aborted after this time in any case; None: after `limit_s`.
+        """
+        end_s = time.monotonic() + (limit_s if longest_s is None else max(limit_s, longest_s))
+        self.stop()
+        num_seen = -1
+        while self.is_running and num_seen != self._num_read and (left_s := end_s - time.monotonic()) > 0:
+            num_seen = self._num_read
+            self.join(min(limit_s, left_s))
+        if self.is_running:
+            self._error = self._error or (
+                f"nothing was sent for {limit_s:g} s" if num_seen == self._num_read else "the last round took too long"
+            )
+            self.abort()
         return self._is_complete
 
     def abort(self) -> None:
@@ -226,9 +241,12 @@ class FolderMirror(Worker):
         except OSError as error:
             return f"{name}: {error}"
         with open(descriptor, "rb", buffering=0) as file:
-            self._store.upload_stream(self._uri.bucket, key, _Bounded(file, mark[1]))
+            self._store.upload_stream(self._uri.bucket, key, _Bounded(file, mark[1], self._note_read))
         self._stored[name] = _Stored(mark, time.monotonic())
         return ""
+
+    def _note_read(self, num_bytes: int) -> None:
+        self._num_read += num_bytes
 
     def _key(self, name: str) -> str:
         return self._uri.child(name).key
@@ -237,14 +255,15 @@ class FolderMirror(Worker):
 class _Bounded:
     """The first bytes of a file that may grow while it is read."""
 
-    def __init__(self, file: io.FileIO, size_bytes: int) -> None:
-        self._file, self._left = file, size_bytes
+    def __init__(self, file: io.FileIO, size_bytes: int, note: Callable[[int], None]) -> None:
+        self._file, self._left, self._note = file, size_bytes, note
 
     def read(self, size: int = -1, /) -> bytes:
         """Return up to `size` bytes, or b"" at the end."""
         wanted = self._left if size < 0 else min(size, self._left)
         data = (self._file.read(wanted) or b"") if wanted else b""
         self._left -= len(data)
+        self._note(len(data))
         return data
 
 

@@ -1,8 +1,8 @@
 """Transfer of a program's saved tensors to the object store and to the rules that read them.
 
 Where: `program_companions` starts the transfer with the program and tells it when the program has ended; `host_life`
-lets it finish after results are uploaded, before the host is done. No error here ends the host, and no wait delays it
-for longer than `FINISH_S`.
+lets it finish after results are uploaded, before the host is done. No error here ends the host. Rules delay it for
+`FINISH_S` at most, and uploads as long as bytes flow, within the time that is left for results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clary.contract.job_rules import MirrorPlan, RuleFacts, host_end
 from clary.contract.launch_plan import LaunchPlan
 from clary.contract.statuses import RuleStatus
 
-FINISH_S = 60.0  # limit for rules to read the remaining tensors and for the upload of the last files
+FINISH_S = 60.0  # limit for rules to read the remaining tensors, and for an upload of the last files that sends nothing
 END_OF_JOB = "END_OF_JOB.ts"  # smdebug's name of the end mark, for a job with one host
 _JOIN_S = 5.0
 _LOOK_S = 0.1  # between two checks whether a wait is still useful
@@ -104,27 +104,32 @@ class HostDebugging(Companion):
             while time.monotonic() < deadline_s and not is_vain() and not mirror.wait_stored(_LOOK_S):
                 pass
 
-    def finish(self, limit_s: float = FINISH_S) -> tuple[str, ...]:
+    def finish(self, limit_s: float = FINISH_S, *, upload_s: float = 0.0) -> tuple[str, ...]:
         """Wait until rules have read all tensors and all files are stored; return sentences on missing files.
 
         A host that becomes leader after it has staged its share uploads twice; only the first call waits.
+
+        Args:
+            limit_s: for rules, and for uploads that send nothing.
+            upload_s: for rules and uploads together, as long as uploads send anything.
         """
         if self._is_finished:
             return ()
         self._is_finished = True
         try:
-            return self._finish(limit_s)
+            return self._finish(limit_s, upload_s)
         except Exception as error:  # error boundary: other hosts wait for this host, even without its tensors
             logger.exception("saved tensors are not finished")
             return (f"saved tensors: the wait for their storage failed: {type(error).__name__}: {error}",)
 
-    def _finish(self, limit_s: float) -> tuple[str, ...]:
-        deadline_s = time.monotonic() + limit_s
+    def _finish(self, limit_s: float, upload_s: float) -> tuple[str, ...]:
+        began_s = time.monotonic()
         if self._rules is not None:
             self._rules.finish(limit_s)
         notes = []
         for plan, mirror in self._mirrors.items():
-            if not mirror.finish(max(1.0, deadline_s - time.monotonic())):
+            took_s = time.monotonic() - began_s
+            if not mirror.finish(max(1.0, limit_s - took_s), longest_s=upload_s - took_s):
                 notes.append(f"{plan.what}: not everything was stored at {plan.s3_uri}: {mirror.error}")
             elif mirror.num_stored:
                 files = "1 file is" if mirror.num_stored == 1 else f"{mirror.num_stored} files are"

@@ -60,6 +60,7 @@ _FIRST_UPLOAD_PAUSE_S = 2.0
 _LONGEST_UPLOAD_PAUSE_S = 60.0
 _MAX_REPEATS = 3  # of an upload that the object store has answered, and that has failed in a way that may pass
 _LINES_SHARE = 0.5  # of the upload's remaining time, for the last log lines
+_TENSORS_SHARE = 0.5  # of the same time, for saved tensors
 
 logger = logging.getLogger(__name__)
 
@@ -403,7 +404,8 @@ class HostLife:
             outcome = self._upload_until_answered(role, staged, omits_empty_model)
         except Exception as error:  # noqa: BLE001 - boundary: agent supervisor; told in its thread
             outcome = error
-        notes = self.companions.debugging.finish()
+        left_s = self._plan.upload_timeout_s - (time.monotonic() - self._upload_began_s)
+        notes = self.companions.debugging.finish(upload_s=_TENSORS_SHARE * left_s)
         self._post(lambda: self._add_notes(notes))
         self._board.add_timing("upload", time.monotonic() - self._upload_began_s)
         self._post(lambda: self._on_uploaded(outcome))

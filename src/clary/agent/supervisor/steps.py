@@ -155,8 +155,13 @@ class Mirror(Protocol):
     def wait_stored(self, timeout_s: float) -> bool:
         """Wait, after `flush`, until each file is stored or has failed; return whether further waiting is useless."""
 
-    def finish(self, limit_s: float) -> bool:
-        """Store the remaining files after all writing has ended; return whether every file is stored."""
+    def finish(self, limit_s: float, *, longest_s: float | None = None) -> bool:
+        """Store the remaining files after all writing has ended; return whether every file is stored.
+
+        Args:
+            limit_s: the mirror gives up when it has sent nothing for so long.
+            longest_s: the mirror gives up after this time in any case; None: after `limit_s`.
+        """
 
     def abort(self) -> None:
         """Abort the mirror; harmless when repeated."""

@@ -41,9 +41,10 @@ class CollectionKeys:
 
 
 class Collection:
-    """Tensors whose names match one of the expressions, anywhere in the name, or are in `tensor_names`.
+    """Tensors whose names match one of the expressions, anywhere in the name, or were added by their names.
 
     Args:
+        tensor_names: names of tensors to add.
         save_config, reduction_config: None for the hook's settings.
 
     Raises: ConfigurationError for an invalid expression.
@@ -60,7 +61,8 @@ class Collection:
     ) -> None:
         self.name = name
         self.include_regex: list[str] = []
-        self.tensor_names: set[str] = set(tensor_names or ())
+        self.added_names: set[str] = set(tensor_names or ())
+        self._saved_names: set[str] = set()
         self.reduction_config = reduction_config
         self._save_config = save_config
         self._lent: SaveConfig | None = None  # what the hook lent, to tell whether the program has changed its copy
@@ -72,6 +74,15 @@ class Collection:
         return (
             f"Collection({self.name!r}, include_regex={self.include_regex}, tensor_names={sorted(self.tensor_names)})"
         )
+
+    @property
+    def tensor_names(self) -> set[str]:
+        """A copy of the names of its tensors: the added names, and the names of saved tensors that match it."""
+        return self.added_names | self._saved_names
+
+    def note_saved(self, tensor_name: str) -> None:
+        """Note the name of a tensor that matches and is saved; the name does not become a pattern."""
+        self._saved_names.add(tensor_name)
 
     @property
     def save_config(self) -> SaveConfig | None:
@@ -117,7 +128,7 @@ class Collection:
 
     def add_tensor_name(self, tensor_name: str) -> None:
         """Add a tensor by its name."""
-        self.tensor_names.add(tensor_name)
+        self.added_names.add(tensor_name)
 
     def add_module_tensors(self, module: Any, inputs: bool = False, outputs: bool = True) -> None:
         """Add inputs or outputs of a module; the hook knows its name once the model is registered."""
@@ -142,7 +153,7 @@ class Collection:
         Args:
             alias: another name that expressions may match.
         """
-        if name in self.tensor_names:
+        if name in self.added_names:
             return True
         return any(re.search(one, name) or (alias and re.search(one, alias)) for one in self.include_regex)
 
@@ -168,6 +179,4 @@ class CollectionManager:
 
     def to_plain(self) -> dict[str, dict[str, list[str]]]:
         """Return the collections as plain data for trials."""
-        return {
-            one.name: {"include_regex": one.include_regex, "tensor_names": sorted(one.tensor_names)} for one in self
-        }
+        return {one.name: {"include_regex": one.include_regex, "tensor_names": sorted(one.added_names)} for one in self}

@@ -1,6 +1,8 @@
 """A folder is stored in the object store while a program writes it; tests of every kind of entry."""
 
+import io
 import os
+import threading
 import time
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from clary.agent.artifacts import folder_mirror
 from clary.agent.artifacts.folder_mirror import FolderMirror
 from clary.base.beneath import Folder
+from clary.base.errors import ClaryError
 from clary.testing.fake_object_store import FakeObjectStore
 
 LIMIT_S = 60.0
@@ -129,6 +132,27 @@ def test_a_folder_that_a_link_has_replaced_is_not_followed(mirror, store, folder
     assert not mirror.finish(LIMIT_S)
     assert mirror.error
     assert keys(store) == []
+
+
+@pytest.mark.parametrize(("pause_s", "is_stored"), [(0.02, True), (60.0, False)])
+def test_the_last_round_lasts_as_long_as_bytes_flow(mirror, store, folder, monkeypatch, pause_s, is_stored):
+    (folder / "a").write_bytes(b"x" * 100)
+    is_aborted = threading.Event()
+    upload, abort = store.upload_stream, store.close
+
+    def slowly(bucket, key, stream):
+        pieces = []
+        while piece := stream.read(2):
+            pieces.append(piece)
+            if is_aborted.wait(pause_s):
+                raise ClaryError("broken off")
+        upload(bucket, key, io.BytesIO(b"".join(pieces)))
+
+    monkeypatch.setattr(store, "upload_stream", slowly)
+    monkeypatch.setattr(store, "close", lambda: (is_aborted.set(), abort()))
+    mirror.start()
+    assert mirror.finish(0.5, longest_s=LIMIT_S) == is_stored
+    assert mirror.error == ("" if is_stored else "nothing was sent for 0.5 s")
 
 
 def test_an_upload_that_keeps_failing_is_named_at_the_end(mirror, store, folder):

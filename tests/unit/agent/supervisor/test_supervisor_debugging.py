@@ -47,7 +47,7 @@ class FakeMirror:
         self.calls.append("wait")
         return self.is_complete
 
-    def finish(self, limit_s):
+    def finish(self, limit_s, *, longest_s=None):
         self.calls.append("finish")
         return self.is_complete
 
@@ -192,7 +192,7 @@ def test_a_second_finish_neither_waits_nor_repeats_notes(said, tmp_path):
 
 def test_an_unexpected_error_in_finish_is_only_noted(said, tmp_path, monkeypatch):
     mirror = FakeMirror(tmp_path)
-    monkeypatch.setattr(mirror, "finish", lambda limit_s: 1 / 0)
+    monkeypatch.setattr(mirror, "finish", lambda limit_s, longest_s: 1 / 0)
     subject = debugging(FakeDebuggingSteps({MIRROR: mirror}), said, mirrors=[MIRROR])
     subject.begin(None, None)
     assert "ZeroDivisionError" in subject.finish(1.0)[0]

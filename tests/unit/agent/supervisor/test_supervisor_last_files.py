@@ -54,7 +54,7 @@ class FakeSlowMirror:
             self.calls.append("settled")
         return is_stored
 
-    def finish(self, limit_s: float) -> bool:
+    def finish(self, limit_s: float, *, longest_s: float | None = None) -> bool:
         self.calls.append("finish")
         return True
 

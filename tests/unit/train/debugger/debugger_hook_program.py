@@ -290,6 +290,19 @@ def test_custom_loss_modules_are_losses_and_one_called_twice_has_two_names(at):
 
 
 @in_folder
+def test_a_loss_that_torch_calls_again_under_a_default_device_has_one_name(at):
+    hook = make(at)
+    model = Net()
+    hook.register_module(model)
+    with torch.device("cpu"):  # a mode of torch, which calls each function once more
+        train(model, 3)
+    hook.close()
+    trial = debugger.create_trial(at)
+    assert trial.tensor_names(collection="losses") == ["CrossEntropyLoss_output_0"]
+    assert trial.tensor("CrossEntropyLoss_output_0").steps() == [0, 2]
+
+
+@in_folder
 def test_no_torch_hook_is_registered_between_saved_steps(at):
     model = Net()
     hook = make(at, save_all=True, save_config=debugger.SaveConfig(save_interval=100))

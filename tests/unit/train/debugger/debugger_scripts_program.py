@@ -529,6 +529,25 @@ def test_a_phase_that_has_been_chosen_counts_before_its_first_step(at, lines):
     assert debugger.create_trial(at).tensor("mine").steps(mode=ModeKeys.EVAL) == [0]
 
 
+# Names of the tensors in collections.
+
+
+@in_folder
+def test_collections_of_hook_and_trial_know_the_names_of_saved_tensors(at, lines):
+    hook, model = make(at, include_collections=["weights", "gradients"])
+    train(model, 2)
+    weights = {"Net_fc.weight", "Net_out.weight"}
+    losses = hook.collection_manager.get("losses").tensor_names
+    assert hook.collection_manager.get("weights").tensor_names == weights
+    assert "gradient/Net_fc.bias" in hook.get_collection("gradients").tensor_names
+    assert hook.collection_manager.get("biases").tensor_names == set()  # not saved
+    hook.close()
+    trial = debugger.create_trial(at)
+    assert trial.collection("weights").tensor_names == weights
+    assert trial.collections()["losses"].tensor_names == set(losses) != set()
+    assert set(losses) < set(trial.tensor_names())
+
+
 # Steps of collections that the program has looked at.
 
 

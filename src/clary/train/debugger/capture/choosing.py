@@ -1,4 +1,4 @@
-"""Decides which values of a tensor are saved at a step, given collections, phase and step. Pure."""
+"""Decides which values of a tensor are saved at a step, given collections, phase and step."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ class Wanted:
 
 class Chooser:
     """Decides for one hook; it caches decisions, so collections must not change after its creation.
+
+    Collections are told the names of the tensors that are saved.
 
     Args:
         included: names of collections to save; `losses` is always saved.
@@ -82,6 +84,8 @@ class Chooser:
         matching = [one for one in collections if one.matches(name, alias)]
         if not matching:
             return None
+        for one in matching:
+            one.note_saved(name)
         configs = [one.reduction_config or self._reduction_config for one in matching]
         raw = any(config is None or config.save_raw_tensor for config in configs)
         reductions = sorted({name for config in configs if config is not None for name in config.names})
@@ -92,7 +96,7 @@ def needs_modules(collections: Iterable[Collection]) -> bool:
     """Whether inputs or outputs of modules may be among the saved tensors."""
     return any(
         (_is_changed(one) if one.name in _WITHOUT_MODULES else one.include_regex)
-        or any(_OF_MODULE.search(name) for name in one.tensor_names)
+        or any(_OF_MODULE.search(name) for name in one.added_names)
         for one in collections
     )
 

@@ -91,7 +91,7 @@ class HookOptions:
 
     def add_tensor_name(self, tensor_name: str, collections: Iterable[str]) -> bool:
         """Add a tensor to collections, which are saved from now on; return whether it was new to any of them."""
-        new = [one for one in collections if tensor_name not in self.collection_manager.get(one).tensor_names]
+        new = [one for one in collections if tensor_name not in self.collection_manager.get(one).added_names]
         for one in new:
             self.include_collections.add(one)
             self.collection_manager.get(one).add_tensor_name(tensor_name)

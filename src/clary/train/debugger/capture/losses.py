@@ -1,12 +1,15 @@
 """Reports losses without changes to the program: wraps torch's loss functions, which its loss modules call.
 
 Tensors of a loss function are named after its module, `CrossEntropyLoss_output_0`, so that a program may use either the
-function or the module. Without listeners, or while a compiler traces, a wrapper only calls the function.
+function or the module. Without listeners, or while a compiler traces, a wrapper only calls the function. Under a mode
+of torch, such as a default device, or for a subclass of tensors, torch calls the wrapper again inside of its own call:
+the outermost call is reported.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
@@ -42,6 +45,7 @@ LOSS_MODULES = frozenset(MODULES_OF.values())
 Listener = Callable[[str, tuple[Any, ...], Any], None]  # name of the module, arguments, result
 _listeners: list[Listener] = []
 _originals: dict[str, Callable[..., Any]] = {}
+_running = threading.local()  # names: the modules whose functions this thread is in
 
 
 def calls_loss_function(module: Any) -> bool:
@@ -70,10 +74,19 @@ def stop_listening(listener: Listener) -> None:
 
 
 def _wrapped(original: Callable[..., Any], module: str) -> Callable[..., Any]:
-    tell = functools.partial(_tell, module)
+    begin, end, tell = (
+        functools.partial(_begin, module),
+        functools.partial(_end, module),
+        functools.partial(_tell, module),
+    )
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
+        if not begin():
+            return original(*args, **kwargs)
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            end()
         tell(args, kwargs, result)
         return result
 
@@ -83,7 +96,21 @@ def _wrapped(original: Callable[..., Any], module: str) -> Callable[..., Any]:
     return functools.wraps(original)(FunctionType(call.__code__, names, call.__name__, None, call.__closure__))
 
 
+def _begin(module: str) -> bool:
+    """Enter a call that is to be reported; False while a compiler traces, and for a call within itself."""
+    if is_traced():
+        return False
+    names = _running.__dict__.setdefault("names", set())
+    if module in names:
+        return False
+    names.add(module)
+    return True
+
+
+def _end(module: str) -> None:
+    _running.names.discard(module)
+
+
 def _tell(module: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-    if not is_traced():
-        for listener in tuple(_listeners):
-            listener(module, (*args, *(kwargs.get(name) for name in ("input", "target") if name in kwargs)), result)
+    for listener in tuple(_listeners):
+        listener(module, (*args, *(kwargs.get(name) for name in ("input", "target") if name in kwargs)), result)

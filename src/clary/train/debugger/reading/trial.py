@@ -91,7 +91,7 @@ class Trial:
         else:
             names = set(self._tensors.by_name)
         if collection is not None:
-            one = self.collection(collection) if isinstance(collection, str) else collection
+            one = self._reader.collections.get(collection) if isinstance(collection, str) else collection
             names = {name for name in names if one.matches(name, self.alias(name))}
         if regex is not None:
             asked = Collection("asked", regex)
@@ -144,12 +144,16 @@ class Trial:
     def collections(self) -> dict[str, Collection]:
         """Return the collections by name, whether they were saved or not."""
         self.refresh()
+        for one in self._reader.collections:
+            self._note_names(one)
         return self._reader.collections.collections
 
     def collection(self, coll_name: str) -> Collection:
         """Return the collection with a name; an empty collection if it does not exist."""
         self.refresh()
-        return self._reader.collections.get(coll_name)
+        one = self._reader.collections.get(coll_name)
+        self._note_names(one)
+        return one
 
     @property
     def has_ended(self) -> bool:
@@ -258,6 +262,11 @@ class Trial:
         Raises: TensorFileError, OSError.
         """
         return self._tensors.read(self._steps.of_workers(step)[worker], entry)
+
+    def _note_names(self, collection: Collection) -> None:
+        for name in self._tensors.by_name:
+            if collection.matches(name, self.alias(name)):
+                collection.note_saved(name)
 
     def _names_of(self, steps: Iterable[int]) -> set[str]:
         return {name for step in steps for index in self._steps.of_workers(step).values() for name in index.tensors}
