@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
         (
             ", ".join(kind["instance_types"]) or "by shape",
             str(kind["num_nodes"]),
-            str(kind["num_free"]),
+            f"{kind['num_free']:g}",  # hosts of this machine may be fractions
             str(kind["num_cpus"]),
             f"{kind['memory_bytes'] / _GIB:.0f} GiB",
             str(kind["num_gpus"]),

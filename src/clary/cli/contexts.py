@@ -19,6 +19,7 @@ from urllib.parse import quote, urlsplit
 
 from clary.base.errors import ClaryError, ContractError, Fault, WireError
 from clary.base.plain import from_plain
+from clary.base.whole_files import replace_durably
 from clary.cli.parsers import did_you_mean
 from clary.control.settings import Settings
 
@@ -144,16 +145,11 @@ def read_contexts(settings: Settings) -> Contexts:
 
 
 def write_contexts(settings: Settings, contexts: Contexts) -> None:
-    """Write `contexts.json` atomically, readable by its owner alone."""
+    """Write `contexts.json` atomically, readable by its owner alone; it is on the disk then. Raises: OSError."""
     path = settings.home_folder / FILE
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     document = {"current": contexts.current, "services": {name: asdict(one) for name, one in contexts.services.items()}}
-    new = path.with_suffix(".new")
-    new.unlink(missing_ok=True)
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(document, file, indent=2)
-    new.replace(path)
+    replace_durably(path, json.dumps(document, indent=2).encode(), mode=_PRIVATE)
 
 
 def read_service(document: Any) -> RemoteService:

@@ -18,7 +18,7 @@ DOWN_TIMEOUT_S = 60.0
 
 def add_parser(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser("down", help="stop the service and what it started")
+    parser = commands.add_parser("down", help="stop the running jobs, the service and what it started")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -41,7 +41,8 @@ def run(options: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
             return 1
-        _say(options, {"was_running": True}, f"clary is down; jobs, logs and objects stay in {folder.root}")
+        text = f"clary is down, and jobs that ran are stopped; records, logs and objects stay in {folder.root}"
+        _say(options, {"was_running": True}, text)
         return 0
     print(
         f"clary: process {process.pid} has not left within {DOWN_TIMEOUT_S:.0f} s; see {folder.service_log}",

@@ -139,5 +139,5 @@ EXAMPLES: Mapping[str, Examples] = {
         ("completion bash", "for bash: source <(clary completion bash)"),
         ("completion fish", "for fish: clary completion fish | source"),
     ),
-    "down": (("down", "stop the service and what it started"),),
+    "down": (("down", "stop the running jobs, the service and what it started"),),
 }

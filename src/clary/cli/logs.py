@@ -71,12 +71,14 @@ def run(options: argparse.Namespace) -> int:
     tokens: dict[str, str] = {}
     held: list[dict[str, Any]] = []  # lines held back, as earlier lines may still arrive
     progress = _ProgressLines(connection, options.job) if options.progress else None
+    has_lines = False
     while True:
         # Computed before the page is read: a line that arrives after the page must not be missed.
         has_passed = options.until is not None and time.time() * 1000 >= options.until + LATE_MS
         page = _page(connection, options, tokens)
         tokens = page["tokens"]
         sure_until_ms = page["sure_until_ms"]
+        has_lines = has_lines or bool(page["lines"])
         lines = [line for line in page["lines"] if options.grep is None or options.grep.search(line["text"])]
         held = sorted(held + lines, key=lambda line: int(line["at_ms"]))
         num_sure = sum(sure_until_ms is None or line["at_ms"] <= sure_until_ms for line in held)
@@ -86,6 +88,8 @@ def run(options: argparse.Namespace) -> int:
         if sure_until_ms is not None:
             continue
         if not options.follow or page["is_over"] or has_passed:
+            if options.rank is not None and not has_lines:  # the service does not know which ranks a program has
+                print(f"clary: no line of rank {options.rank} was found in the log of {options.job}", file=sys.stderr)
             return 0
         if progress is not None:
             progress.say()

@@ -10,6 +10,7 @@ from clary.cli.checkpoint_words import printable
 from clary.cli.tables import clock_time, table
 
 _NUM_TOP = 10
+_NOBODY = "no rank has answered; only ranks that have imported torch 2.5 or newer do"
 _WIDEST = 60  # characters of an operation's name
 
 
@@ -31,9 +32,11 @@ def profile_text(page: Mapping[str, Any], *, machine: str = "") -> str:
         lines += _skew_lines(summary.get("skew") or {})
         lines += _top_lines(ranks)
     failed = [rank for rank in summary.get("ranks") or () if "compute_share" not in rank]
+    if page.get("is_over") and not (ranks or failed or summary.get("errors")):
+        lines += ["", f"nothing was recorded: {printable(page.get('ended') or _NOBODY)}"]
     if not page.get("is_over", True):
         lines += ["", f"it is being taken: {states_text(page.get('states') or ())}"]
-    lines += [""] if failed or summary.get("errors") or page.get("ended") else []
+    lines += [""] if failed or summary.get("errors") or (page.get("ended") and ranks) else []
     lines += [f"rank {rank['rank']} ({rank['host']}) has no trace: {printable(_why(rank))}" for rank in failed]
     lines += [f"note: rank {rank['rank']}: {printable(rank['words'])}" for rank in ranks if rank.get("words")]
     lines += [printable(error) for error in summary.get("errors") or ()]

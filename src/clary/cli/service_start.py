@@ -55,6 +55,7 @@ def _wait(
     process: subprocess.Popen[bytes], log: Path, find_ready: Callable[[], Ready | None], say: Callable[[str], None]
 ) -> Ready:
     began_s = time.monotonic()
+    old_bytes = log.stat().st_size  # lines of earlier services
     patience = StartPatience(began_s, silence_s=SILENCE_S, longest_s=LONGEST_WAIT_S)
     next_note_s = began_s + NOTE_INTERVAL_S
     while (exit_code := process.poll()) is None:
@@ -69,7 +70,9 @@ def _wait(
             )
         if now_s >= next_note_s:
             next_note_s = now_s + NOTE_INTERVAL_S
-            say(f"the service has been starting for {now_s - began_s:.0f} s; it said last: {_last_line(log)}")
+            say(
+                f"the service has been starting for {now_s - began_s:.0f} s; it said last: {_last_line(log, old_bytes)}"
+            )
         time.sleep(POLL_S)
     raise ClaryError(f"the service ended after {time.monotonic() - began_s:.1f} s with exit code {exit_code}")
 
@@ -84,8 +87,8 @@ def _end(process: subprocess.Popen[bytes], say: Callable[[str], None]) -> None:
             say(f"process {process.pid} hangs in the kernel and is left: it ends once its disk answers")
 
 
-def _last_line(log: Path) -> str:
+def _last_line(log: Path, old_bytes: int) -> str:
     with log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 2 * MAX_LINE_BYTES))
+        file.seek(max(old_bytes, file.seek(0, os.SEEK_END) - 2 * MAX_LINE_BYTES))
         lines = file.read().splitlines()
     return lines[-1][-MAX_LINE_BYTES:].decode("utf-8", "replace") if lines else "nothing"

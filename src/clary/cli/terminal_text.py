@@ -9,6 +9,7 @@ Pipes and files get every byte: their readers may need it. The guard does not af
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -57,8 +58,13 @@ class GuardedTerminal:
 
 @contextmanager
 def guarded_terminals() -> Iterator[None]:
-    """Wrap stdout and stderr in the guard if they are terminals."""
+    """Wrap stdout and stderr in the guard if they are terminals.
+
+    stdout spells out characters that its encoding lacks, as stderr does: a log has any, and a locale may be Latin-1.
+    """
     before = sys.stdout, sys.stderr
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.stdout, sys.stderr = (_guarded(stream) for stream in before)
     try:
         yield

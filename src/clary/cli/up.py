@@ -13,17 +13,19 @@ from typing import Any
 from clary.base.errors import ClaryError, Fault
 from clary.cli.connection import Connection, find_running
 from clary.cli.contexts import require_local
-from clary.cli.service_start import wait_until_ready
+from clary.cli.service_start import POLL_S, SILENCE_S, wait_until_ready
 from clary.control.egress.entries import parse_entry
 from clary.control.engines.images import why_default_fails
 from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.full_disks import why_full
+from clary.control.server.ownership import is_owned
 from clary.control.settings import Settings, load_settings, unknown_variables, variable_of
 from clary.control.shared_words import shared_by_settings
 from clary.control.state_folder import NEW_DATABASE, NEW_KEYS, StateFolder
 from clary.control.unused_settings import unused_settings
 
 LOG_TAIL_LINES = 15
+OTHER_LIMIT_S = SILENCE_S  # for a service that another command has started to become ready
 
 
 def add_parser(commands: Any) -> None:
@@ -72,7 +74,15 @@ def run(options: argparse.Namespace) -> int:
         _say(sentence)
     if options.foreground:
         os.execv(sys.executable, _command(options))  # noqa: S606 - the same interpreter, our own module
+    started_at = time.monotonic()
     running = find_running(settings)
+    if running is None:
+        try:
+            connection = _start(settings, folder, options)
+        except ClaryError:
+            running = _other_service(settings, folder)
+            if running is None:
+                raise
     if running is not None:
         _require_as_wanted(running, folder, options)
         if options.json:
@@ -80,8 +90,6 @@ def run(options: argparse.Namespace) -> int:
         print(f"clary already runs at {running.record.url}  (state in {folder.root}, stop with: clary down)")
         _print_problems(running, settings)
         return 0
-    started_at = time.monotonic()
-    connection = _start(settings, folder, options)
     if options.json:
         return _print_json(connection, settings, was_running=False)
     print(f"clary runs at {connection.record.url}  (ready in {time.monotonic() - started_at:.1f} s)")
@@ -185,6 +193,17 @@ def _start(settings: Settings, folder: StateFolder, options: argparse.Namespace)
     # The service outlives this command on purpose.
     process.returncode = 0
     return connection
+
+
+def _other_service(settings: Settings, folder: StateFolder) -> Connection | None:
+    """Return the service that another `clary up`, even one that was killed, has started, once it is ready; or None."""
+    end_s = time.monotonic() + OTHER_LIMIT_S
+    while is_owned(folder) and time.monotonic() < end_s:
+        other = find_running(settings)
+        if other is not None and other.is_healthy():
+            return other
+        time.sleep(POLL_S)
+    return None
 
 
 def _say(sentence: str) -> None:

@@ -6,7 +6,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from boto3_clients import Clients, job_request, unique, wait
-from console_browser import open_job
+from console_browser import PHONE, open_job, width_of
 from playwright.sync_api import expect
 from running_service import start_service
 
@@ -203,3 +203,27 @@ def test_times_are_the_service_s_on_a_computer_whose_clock_is_wrong(page, consol
     assert int(asked["until_ms"]) == pytest.approx(time.time() * 1000, abs=20_000)
     assert int(asked["since_ms"]) < int(asked["until_ms"])
     expect(page.get_by_role("group", name="CPU", exact=True).get_by_role("img")).to_be_visible()
+
+
+def test_charts_begin_when_a_queued_job_got_its_hosts(page, console, job):
+    hours = [f"2025-01-01T0{hour}:00:00+00:00" for hour in range(4)]
+    lanes = {
+        "algo-1": [{"part": "queued", "start": hours[0], "end": hours[2]}, {"part": "starting", "start": hours[2]}]
+    }
+    row = {"status": "Starting", "started_at": hours[0], "ended_at": hours[3], "message": ""}
+    changed = {"lanes": lanes, "transitions": [row]}
+    page.route(f"**/clary/v1/jobs/{job}", lambda route: route.fulfill(json={**route.fetch().json(), **changed}))
+    with page.expect_response("**/series?**") as answered:
+        open_job(page, console, job, "charts")
+    assert int(dict(parse_qsl(urlsplit(answered.value.url).query))["since_ms"]) == NEW_YEAR + 2 * HOUR_MS
+    page.unroute_all(behavior="ignoreErrors")
+
+
+def test_what_took_a_host_its_time_can_be_read_on_a_phone(page, console, job):
+    page.set_viewport_size(PHONE)
+    open_job(page, console, job)
+    hosts = page.get_by_role("table").filter(has=page.get_by_role("columnheader", name="Exits"))
+    took = hosts.get_by_role("row").nth(1).get_by_role("cell").nth(4)
+    expect(took).to_contain_text("tree")
+    assert took.bounding_box()["width"] >= PHONE["width"] / 3
+    assert width_of(page) <= PHONE["width"]

@@ -1,5 +1,7 @@
 """`clary capacity`: the table of kinds, and nodes that are in several of its rows."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from clary.cli import capacity
@@ -40,3 +42,11 @@ def test_nodes_of_several_kinds_are_named_by_their_true_number(monkeypatch, caps
     assert header.split()[:3] == ["TYPE", "NODES", "FREE"]
     assert len(rows) == 2 + len(words)
     assert rows[2:] == words
+
+
+@pytest.mark.parametrize(("num_free", "shown"), [(2.0, "2"), (2.75, "2.75"), (0, "0")])
+def test_fractions_of_hosts_are_shown_only_if_there_are_any(monkeypatch, capsys, num_free, shown):
+    page = {"engine": "local", "url": "", "num_nodes": 4, "kinds": [{**kind("ml.a", nodes=4), "num_free": num_free}]}
+    monkeypatch.setattr(capacity, "connect", lambda: SimpleNamespace(get=lambda path: page))
+    assert main(["capacity"]) == 0
+    assert capsys.readouterr().out.splitlines()[2].split()[:3] == ["ml.a", "4", shown]

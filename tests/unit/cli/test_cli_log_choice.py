@@ -1,6 +1,8 @@
 """The lines of a log that `clary logs` shows: chosen by time, attempt and pattern."""
 
 import argparse
+import io
+import sys
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -119,3 +121,30 @@ def test_hosts_are_coloured_on_a_terminal_unless_no_color_is_set(asked, monkeypa
     monkeypatch.setattr(logs.sys.stdout, "isatty", lambda: True)
     assert main(["logs", "job"]) == 0
     assert ("\x1b[" in capsys.readouterr().out) is is_painted
+
+
+def test_a_rank_without_lines_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CLARY_HOME", str(tmp_path))
+    line = {"host": "algo-1", "at_ms": 1, "text": "epoch 1", "rank": 0}
+    lines = {"0": [line], "7": []}
+
+    def job_page(job, page, query):
+        return {"lines": lines[query["rank"]], "tokens": {}, "sure_until_ms": None, "is_over": True}
+
+    monkeypatch.setattr(logs, "connect", lambda: SimpleNamespace(job_page=job_page))
+    assert main(["logs", "x", "--rank", "7"]) == 0
+    assert capsys.readouterr() == ("", "clary: no line of rank 7 was found in the log of x\n")
+    assert main(["logs", "x", "--rank", "0", "--grep", "nothing"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "\\u2713 \\ud800"), ("utf-8", "\u2713 \\ud800")])
+def test_text_that_the_outputs_encoding_lacks_is_spelled_out(tmp_path, monkeypatch, encoding, shown):
+    monkeypatch.setenv("CLARY_HOME", str(tmp_path))
+    line = {"host": "algo-1", "at_ms": 1, "text": "\u2713 \ud800", "rank": None}
+    page = {"lines": [line], "tokens": {}, "sure_until_ms": None, "is_over": True}
+    monkeypatch.setattr(logs, "connect", lambda: SimpleNamespace(job_page=lambda *_: page))
+    output = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding=encoding))
+    assert main(["logs", "x"]) == 0
+    assert output.getvalue().decode(encoding) == f"algo-1 | {shown}\n"

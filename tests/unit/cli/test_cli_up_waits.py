@@ -62,6 +62,18 @@ def test_a_start_that_logs_is_waited_for_and_its_last_line_is_printed(tmp_path, 
     assert any("it said last: INFO the object store does not serve yet: " in sentence for sentence in said), said
 
 
+def test_a_line_of_an_earlier_service_is_not_told_as_the_last_one_of_this(tmp_path, started, monkeypatch):
+    monkeypatch.setattr(service_start, "NOTE_INTERVAL_S", 0.2)
+    (tmp_path / "service.log").write_text("INFO the service has stopped\n")
+    said = []
+    process = started(
+        f"import pathlib, time; time.sleep(1); pathlib.Path({str(tmp_path / 'ready')!r}).touch(); {SILENT}"
+    )
+    wait(process, tmp_path, said=said)
+    assert said
+    assert {sentence.rpartition("; ")[2] for sentence in said} == {"it said last: nothing"}
+
+
 def test_a_silent_start_is_ended_after_the_limit(tmp_path, started, monkeypatch):
     monkeypatch.setattr(service_start, "SILENCE_S", 1.0)
     process = started(SILENT)

@@ -165,7 +165,7 @@ def test_rerun_as_a_rehearsal_of_itself_prints_the_request_and_creates_nothing(m
     fake = use(monkeypatch, "rerun", pages={"request": {"request": REQUEST}})
     assert main(["rerun", "fit-001", "--dry-run"]) == 0
     made = json.loads(capsys.readouterr().out)
-    assert made["TrainingJobName"].startswith("fit-20")
+    assert made["TrainingJobName"].startswith("fit-001-20")
     assert len(fake.asked) == 1
 
 

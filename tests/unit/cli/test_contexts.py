@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import os
 import stat
 import threading
 from pathlib import Path
@@ -201,3 +202,14 @@ def test_a_misspelt_setting_variable_is_reported_and_our_variables_are_not():
     assert slips == ["CLARY_MAX_HOST is no setting and has no effect; did you mean CLARY_MAX_HOSTS?"]
     ours = ("URL", "CONTEXT", "ADMIN_TOKEN", "CA_FILE", "PLAIN_HTTP", "CUDA_ON_CPU", "REHEARSAL", "STEPS_FOLDER")
     assert unknown_variables({f"CLARY_{name}": "1" for name in ours}) == []
+
+
+def test_keys_of_contexts_are_on_the_disk_when_a_command_ends(office, home, monkeypatch):
+    """Otherwise a power cut could leave an empty file, without any of the keys."""
+    forced = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (forced.append(os.readlink(f"/proc/self/fd/{file}")), real(file)))
+    assert main(["context", "use", office]) == 0
+    assert any(Path(path).name.startswith("contexts.json.") for path in forced)
+    assert str(home) in forced
+    assert stat.S_IMODE((home / "contexts.json").stat().st_mode) == 0o600

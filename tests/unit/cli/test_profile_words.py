@@ -84,6 +84,15 @@ def test_ranks_without_a_trace_are_named_with_the_reason_and_the_jobs_end():
     assert text.index("demo has ended") < text.index("clocks:")
 
 
+def test_a_profile_that_nobody_has_answered_gives_the_reason():
+    assert "nothing was recorded: no rank has answered" in profile_text({**page(), "is_over": True})
+    ended = profile_text({**page(ended="demo has ended (Completed)"), "is_over": True})
+    assert ended.splitlines()[2:] == ["nothing was recorded: demo has ended (Completed)"]
+    known = profile_text({**page(errors=["rank 7 has not answered"], ended="demo has ended"), "is_over": True})
+    assert known.splitlines()[2:] == ["rank 7 has not answered"]
+    assert "nothing was recorded" not in profile_text({**page(rank(0)), "is_over": True})
+
+
 def test_a_window_by_time_has_no_steps():
     text = profile_text(page(rank(0, num_steps=0, step_ms=None, window_ms=2000.0)))
     assert "2.0 s  -" in text

@@ -9,6 +9,8 @@ import pytest
 from clary.base.errors import ClaryError
 from clary.cli import up
 from clary.cli.main import main
+from clary.control.server.ownership import sole_owner
+from clary.control.state_folder import StateFolder
 
 RECORD = SimpleNamespace(url="http://127.0.0.1:1", tls_url="", pid=1, version="0", memory_limits="soft")
 
@@ -23,6 +25,9 @@ class FakeConnection:
 
     def get(self, page):
         return {"problems": ["a disk is full"]}
+
+    def is_healthy(self):
+        return True
 
 
 @pytest.fixture
@@ -98,3 +103,40 @@ def test_a_service_in_the_foreground_prints_no_json(tmp_path, monkeypatch, capsy
     assert main(["up", "--foreground", "--json"]) == 2
     assert "--foreground" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(("is_json", "told"), [(False, "clary already runs at http://127.0.0.1:1"), (True, "true")])
+def test_up_is_content_with_a_service_that_another_command_has_started_meanwhile(
+    tmp_path, monkeypatch, capsys, is_json, told
+):
+    """As after a `clary up` that was killed while its service started."""
+    monkeypatch.setenv("CLARY_HOME", str(tmp_path))
+    monkeypatch.setattr(up, "why_default_fails", lambda settings, probe: "")
+    looks = iter([None, None, FakeConnection(tmp_path)])  # it is still starting when the own service has ended
+    monkeypatch.setattr(up, "find_running", lambda settings: next(looks))
+
+    def start(settings, folder, options):
+        raise ClaryError("another service runs")
+
+    monkeypatch.setattr(up, "_start", start)
+    options = argparse.Namespace(foreground=False, json=is_json, new_database=False, new_keys=False, engine=None)
+    with sole_owner(StateFolder(tmp_path)):
+        assert up.run(options) == 0
+    found = capsys.readouterr().out
+    assert (str(json.loads(found)["was_running"]).lower() if is_json else found).startswith(told)
+
+
+def test_up_tells_why_the_service_ended_if_no_other_one_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLARY_HOME", str(tmp_path))
+    monkeypatch.setattr(up, "find_running", lambda settings: None)
+    monkeypatch.setattr(up, "OTHER_LIMIT_S", 0.2)
+
+    def start(settings, folder, options):
+        raise ClaryError("the service ended")
+
+    monkeypatch.setattr(up, "_start", start)
+    options = argparse.Namespace(foreground=False, json=False, new_database=False, new_keys=False, engine=None)
+    with pytest.raises(ClaryError, match="the service ended"):
+        up.run(options)
+    with sole_owner(StateFolder(tmp_path)), pytest.raises(ClaryError, match="the service ended"):
+        up.run(options)  # the other one does not become ready

@@ -55,6 +55,8 @@ KNOWN_KEYS = LAUNCHER_KEYS | TOOLKIT_KEYS
 LAUNCHERS = tuple(name for name, _ in distribution.LAUNCH_ORDER)
 SWITCHES = (*LAUNCHERS, COMPILER_ENABLED, COMPILER_DEBUG_MODE, MIXED_PRECISION, CUDA_ON_CPU)
 NEARNESS = 0.8  # cutoff of difflib: one or two letters of a name may differ
+# Without the prefix, which would make 'sagemaker_use_mpi' similar to 'sagemaker_amp'.
+_ENDS_OF_NAMES = sorted(name.removeprefix(PLATFORM_PREFIX) for name in KNOWN_KEYS if name.startswith(PLATFORM_PREFIX))
 
 
 def warnings(hyperparameters: Mapping[str, str], *, has_command: bool) -> tuple[str, ...]:
@@ -69,9 +71,10 @@ def warnings(hyperparameters: Mapping[str, str], *, has_command: bool) -> tuple[
     for name in hyperparameters:
         if not name.startswith(PLATFORM_PREFIX) or name in KNOWN_KEYS or name in SENT_BY_SDKS:
             continue
-        near = get_close_matches(name, sorted(KNOWN_KEYS), n=1, cutoff=NEARNESS)
+        near = get_close_matches(name.removeprefix(PLATFORM_PREFIX), _ENDS_OF_NAMES, n=1, cutoff=NEARNESS)
         if near:
-            found.append(f"hyperparameter {name!r} has no effect: nobody reads it; did you mean {near[0]!r}?")
+            meant = PLATFORM_PREFIX + near[0]
+            found.append(f"hyperparameter {name!r} has no effect: nobody reads it; did you mean {meant!r}?")
         elif not has_command:
             found.append(
                 f"hyperparameter {name!r} has no effect: names that begin with {PLATFORM_PREFIX} are the platform's, "

@@ -31,6 +31,7 @@ _FAMILIES = {
 }
 # Operations to which all ranks contribute the same number of elements.
 _EQUAL_COUNTS = frozenset({"all_reduce", "reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor"})
+_JUST_NOW_S = 1.0  # processes are read one after the other, so ranks in step are found at different operations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class RankCall:
         rank: None if unknown.
         pid: process id; 0 for a process that has ended.
         call: the operation in which the rank waits, else its newest; None if it has not entered an operation.
-        is_behind: whether other ranks of the group have entered more operations.
+        is_behind: whether other ranks of the group have entered more operations, and the rank entered none just now.
         differs: whether the rank called another operation than most ranks did under the same number.
     """
 
@@ -345,13 +346,17 @@ def _group_calls(table: _Table, ranks: Iterable[_Rank], disagreement: Disagreeme
             continue
         newest = group.calls[0] if group is not None and group.calls else None
         held = table.held.get(one.rank) if one.rank is not None else None
+        is_moving = one.pid != 0 and newest is not None and newest.age_s < _JUST_NOW_S
         members.append(
             RankCall(
                 host=one.host,
                 rank=one.rank,
                 pid=one.pid,
                 call=held or newest,
-                is_behind=table.is_compared and one.rank is not None and table.entered[one.rank] < table.front,
+                is_behind=table.is_compared
+                and one.rank is not None
+                and table.entered[one.rank] < table.front
+                and not is_moving,
                 differs=disagreement is not None and one.rank in disagreement.odd,
             )
         )

@@ -136,30 +136,33 @@ def add_environment(
     parent = home / FOLDER
     parent.mkdir(parents=True, exist_ok=True)
     folder = parent / name
-    with _alone(parent / f".{name}.lock"):
+    with _alone(parent, name) as lock:
+        work = _Work(variables=variables, say=say, lock=lock)
         standing = {one.name: one for one in added_environments(home)}.get(name)
         if standing is not None and standing.requirements == requirements:
             say(f"{folder} stands already")
             if not has_pip(folder):
-                _add_pip(folder, uv, variables, say)
+                _add_pip(folder, uv, work)
             return standing
         (folder / _MARKER).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
         make = [uv, "venv", "--no-project", "--no-config"]
         python = _python_of_pyenv(wanted.python, variables) or wanted.python
-        _run([*make, *(["--python", python] if python else []), str(folder)], variables, say, hint=_no_python(wanted))
+        work.run([*make, *(["--python", python] if python else []), str(folder)], hint=_no_python(wanted))
         backend = ["--torch-backend", torch_backend] if torch_backend else []
         try:
             command = [*_install(uv, folder), *backend, *requirements]
-            _run(command, variables, say, hint=_OTHER_INDEX if torch_backend else "")
+            work.run(command, hint=_OTHER_INDEX if torch_backend else "")
             if not has_pip(folder):
-                _add_pip(folder, uv, variables, say)
+                _add_pip(folder, uv, work)
             install = [*_install(uv, folder), *backend]
-            _add_companions(folder, install, wanted, requirements, uv=uv, variables=variables, say=say)
+            _add_companions(folder, install, wanted, requirements, uv=uv, work=work)
+            # Neither uv nor compilers flush what they write: after a power cut the mark could stand alone.
+            work.run(["sync", "-f", str(folder)])
+            _write_marker(folder, requirements)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        _write_marker(folder, requirements)
     return AddedEnvironment(name=name, python=str(folder / "bin/python"), requirements=requirements, folder=folder)
 
 
@@ -169,17 +172,18 @@ def has_pip(folder: Path) -> bool:
 
 
 def remove_environment(home: Path, name: str) -> None:
-    """Remove an environment that was added.
+    """Remove an environment that was added, or the rest of one whose making or removal was interrupted.
 
-    Raises: EngineError if no environment has that name.
+    Raises: EngineError if no environment has that name, or another command is changing it.
     """
-    known = {one.name: one for one in added_environments(home)}
-    if name not in known:
-        names = ", ".join(known) or "none"
+    folder = home / FOLDER / name
+    if not _NAME.fullmatch(name) or not folder.is_dir():
+        names = ", ".join(one.name for one in added_environments(home)) or "none"
         raise EngineError(f"there is no added environment {name!r}; there are: {names}", fault=Fault.USER)
-    (known[name].folder / _MARKER).unlink(missing_ok=True)  # first: an incomplete folder is not an environment
-    shutil.rmtree(known[name].folder)
-    (home / FOLDER / f".{name}.lock").unlink(missing_ok=True)
+    with _alone(home / FOLDER, name):
+        (folder / _MARKER).unlink(missing_ok=True)  # first: an incomplete folder is not an environment
+        shutil.rmtree(folder)
+        (home / FOLDER / f".{name}.lock").unlink(missing_ok=True)
 
 
 def _install(uv: str, folder: Path) -> list[str]:
@@ -191,17 +195,17 @@ def _install(uv: str, folder: Path) -> list[str]:
     return [uv, "pip", "install", *_into(folder), "--compile-bytecode"]
 
 
-def _add_pip(folder: Path, uv: str, variables: Mapping[str, str], say: Callable[[str], None]) -> None:
+def _add_pip(folder: Path, uv: str, work: _Work) -> None:
     """Put pip into an environment: the index's, else the one that Python brings; without both, say so."""
     try:
-        _run([*_install(uv, folder), "pip"], variables, say)
+        work.run([*_install(uv, folder), "pip"])
         return
     except EngineError as error:
-        say(f"the package index gives no pip: {_last_line(error)}")
+        work.say(f"the package index gives no pip: {_last_line(error)}")
     try:
-        _run([str(folder / "bin" / "python"), "-I", "-m", "ensurepip", "--default-pip"], variables, say)
+        work.run([str(folder / "bin" / "python"), "-I", "-m", "ensurepip", "--default-pip"])
     except EngineError as error:
-        say(
+        work.say(
             f"{folder.name} has no pip, because Python brings none either: {_last_line(error)}. Jobs of SDK v3's "
             "ModelTrainer and @remote(dependencies=...) fail in it; run this again once an index has pip"
         )
@@ -214,8 +218,7 @@ def _add_companions(
     requirements: Sequence[str],
     *,
     uv: str,
-    variables: Mapping[str, str],
-    say: Callable[[str], None],
+    work: _Work,
 ) -> None:
     """Install the image's companions and keep the versions that were asked for; say which are missing.
 
@@ -228,11 +231,10 @@ def _add_companions(
         wanted: the image's packages.
         requirements: those that are installed already.
         uv: path of the program.
-        variables: environment of uv.
-        say: called with each step, in words.
+        work: runs uv.
     Raises: EngineError if uv cannot list what is installed, or cannot remove a companion.
     """
-    before = _run([uv, "pip", "freeze", *_into(folder)], variables, say).splitlines()
+    before = work.run([uv, "pip", "freeze", *_into(folder)]).splitlines()
     asked = {_named(one) for one in requirements}
     companions = [one for one in companions_of(wanted) if _named(one.name) not in asked]
     constraints = folder / _CONSTRAINTS
@@ -242,12 +244,12 @@ def _add_companions(
     kept, why = companions, ""
     missing: list[str] = []
     try:
-        _run([*together, *(one.requirement for one in companions)], variables, say)
+        work.run([*together, *(one.requirement for one in companions)])
     except EngineError:  # at least one is not there: which one?
         kept = []
         for companion in companions:
             try:
-                _run([*together, *(one.requirement for one in (*kept, companion))], variables, say)
+                work.run([*together, *(one.requirement for one in (*kept, companion))])
                 kept.append(companion)
             except EngineError as error:
                 missing.append(companion.requirement)
@@ -255,11 +257,13 @@ def _add_companions(
     constraints.unlink()
     standing = {_named(line) for line in before}
     brought = [one for one in companions_of(wanted) if one in kept or _named(one.name) in standing]
-    _check_imports(folder, brought, standing, uv=uv, variables=variables, say=say)
+    _check_imports(folder, brought, standing, uv=uv, work=work)
     if missing:
-        say(f"the package index has no {' and no '.join(missing)} for this environment, which the image has: {why}")
+        work.say(
+            f"the package index has no {' and no '.join(missing)} for this environment, which the image has: {why}"
+        )
     if others := [name for name in left_out(wanted) if not _has_distribution(folder, name)]:
-        say(f"not included, although the image has them: {', '.join(others)}; --with {others[0]} adds one")
+        work.say(f"not included, although the image has them: {', '.join(others)}; --with {others[0]} adds one")
 
 
 def _check_imports(
@@ -268,8 +272,7 @@ def _check_imports(
     standing: Collection[str],
     *,
     uv: str,
-    variables: Mapping[str, str],
-    say: Callable[[str], None],
+    work: _Work,
 ) -> None:
     """Remove companions that fail to import: a framework that imports an installed one would fail with it.
 
@@ -278,20 +281,19 @@ def _check_imports(
         companions: those that are installed.
         standing: distributions that stay, because the framework or the owner brought them.
         uv: path of the program.
-        variables: environment of the programs.
-        say: called with each step, in words.
+        work: runs the programs.
     Raises: EngineError if uv cannot remove a companion.
     """
     for one in companions:
         command = [str(folder / "bin" / "python"), "-I", "-c", f"import {one.module}"]
         try:
-            _run(command, variables, say, limit_s=IMPORT_TIMEOUT_S)
+            work.run(command, limit_s=IMPORT_TIMEOUT_S)
         except EngineError as error:
             if _named(one.name) in standing:
-                say(f"{one.name} fails to import in this environment: {_last_line(error)}")
+                work.say(f"{one.name} fails to import in this environment: {_last_line(error)}")
                 continue
-            _run([uv, "pip", "uninstall", *_into(folder), one.name], variables, say)
-            say(f"{one.name} was removed, because its import in this environment fails: {_last_line(error)}")
+            work.run([uv, "pip", "uninstall", *_into(folder), one.name])
+            work.say(f"{one.name} was removed, because its import in this environment fails: {_last_line(error)}")
 
 
 def _into(folder: Path) -> list[str]:
@@ -354,44 +356,56 @@ def _write_marker(folder: Path, requirements: Sequence[str]) -> None:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _alone(parent: Path, name: str) -> Iterator[int]:
+    """Hold the lock of an environment; yield its descriptor. Raises: EngineError if another command holds it."""
+    path = parent / f".{name}.lock"
     with path.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        except BlockingIOError:
+            is_held = True
+        else:
+            is_held = os.fstat(lock.fileno()).st_nlink == 0  # removed with its environment since it was opened
+        if is_held:
             raise EngineError(
-                f"another `clary environments` command is changing {path.name[1:-5]}; wait until it has finished"
-            ) from error
-        yield
+                f"another `clary environments` command is changing {name}, or what a killed one has started still "
+                "runs; wait until it has finished"
+            )
+        yield lock.fileno()
 
 
-def _run(
-    command: Sequence[str],
-    variables: Mapping[str, str],
-    say: Callable[[str], None],
-    *,
-    hint: str = "",
-    limit_s: float = MAKE_TIMEOUT_S,
-) -> str:
-    """Run a command; return its output.
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """Runs the programs that make an environment. They hold its lock: a program outlives a command that is killed.
 
-    Args:
-        command: program and arguments.
-        variables: its environment.
-        say: called with the command.
-        hint: added to the error.
-        limit_s: seconds after which the command is ended.
-    Raises: EngineError with the end of its errors.
+    Attributes:
+        variables: environment of the programs.
+        say: called with each step, in words.
+        lock: descriptor of the environment's lock.
     """
-    say(" ".join(command))
-    try:
-        done = run_limited(command, limit_s=limit_s, variables=variables, folder="/")
-    except RunTooLong as error:
-        raise EngineError(f"{command[0]} did not end within {limit_s:g} s", retryable=True) from error
-    except OSError as error:
-        raise EngineError(f"{command[0]} can not be run: {error.strerror}") from error
-    if done.code != 0:
-        words = done.errors.strip()[-1500:]
-        told = f"{' '.join(command[:3])} ended with exit code {done.code}:\n{words}"
-        raise EngineError(f"{told}\n{hint}" if hint else told, fault=Fault.USER)
-    return done.output
+
+    variables: Mapping[str, str]
+    say: Callable[[str], None]
+    lock: int
+
+    def run(self, command: Sequence[str], *, hint: str = "", limit_s: float = MAKE_TIMEOUT_S) -> str:
+        """Run a command; return its output.
+
+        Args:
+            command: program and arguments.
+            hint: added to the error.
+            limit_s: seconds after which the command is ended.
+        Raises: EngineError with the end of its errors.
+        """
+        self.say(" ".join(command))
+        try:
+            done = run_limited(command, limit_s=limit_s, variables=self.variables, folder="/", kept=(self.lock,))
+        except RunTooLong as error:
+            raise EngineError(f"{command[0]} did not end within {limit_s:g} s", retryable=True) from error
+        except OSError as error:
+            raise EngineError(f"{command[0]} can not be run: {error.strerror}") from error
+        if done.code != 0:
+            words = done.errors.strip()[-1500:]
+            told = f"{' '.join(command[:3])} ended with exit code {done.code}:\n{words}"
+            raise EngineError(f"{told}\n{hint}" if hint else told, fault=Fault.USER)
+        return done.output

@@ -26,6 +26,7 @@ from clary.control.settings import Settings
 DEFAULT_ENVIRONMENT = "default"
 TORCH_PACKAGES = ("torch", "numpy")  # numpy: DataLoader and most scripts need it, and torch does not install it
 WANTED_MODULE = "torch"  # module that makes an interpreter the default
+_OWN_PYTHON = "a Python that you have"
 
 
 class Probe(Protocol):
@@ -95,7 +96,7 @@ def resolve(image: str, settings: Settings, probe: Probe) -> tuple[Environment, 
                 f"setting images maps {pattern!r} to the environment {environment_name!r}, and "
                 + (no_torch(probe) if is_default else "no environment of that name is set"),
                 _environment_lines(environment_name),
-                is_mended=is_default,
+                instead=_OWN_PYTHON if is_default else "",
             )
         return _likened(name, Environment(name=environment_name, python=python, image=image), probe)
     algorithm = OTHER_ALGORITHMS.get(name.repository)
@@ -105,24 +106,27 @@ def resolve(image: str, settings: Settings, probe: Probe) -> tuple[Environment, 
     if rule is None:
         raise _refused(image, "no image of this name is known here", _image_lines(name, "my-environment"))
     pythons = _environments(settings, probe)
-    choice = None
+    choice, others = None, {}
     if rule.module:
         modules_by_name = {one: _modules_or_none(python, probe) for one, python in pythons.items()}
+        others = {one: modules[rule.module] for one, modules in modules_by_name.items() if rule.module in modules}
         choice = choose_environment(wanted_by(rule, name.tag), modules_by_name, default=DEFAULT_ENVIRONMENT)
     chosen = DEFAULT_ENVIRONMENT if choice is None else choice.name
     if rule.module not in ("", WANTED_MODULE) and (
         chosen not in pythons or rule.module not in _modules(image, pythons[chosen], chosen, probe)
     ):
-        raise _without_module(image, name, rule.module, pythons.get(chosen))
+        raise _without_module(image, name, rule.module, pythons.get(chosen), others)
     if chosen not in pythons:
         raise _refused(
             image,
             f"it would run in the default environment, and {no_torch(probe)}",
             _environment_lines(DEFAULT_ENVIRONMENT),
-            is_mended=True,
+            instead=_OWN_PYTHON,
         )
     python = pythons[chosen]
     if rule.module and rule.module not in _modules(image, python, chosen, probe):
+        if others:
+            raise _without_module(image, name, rule.module, python, others)
         raise _refused(
             image,
             f"the default environment {python} has no module {rule.module}",
@@ -243,24 +247,36 @@ def _likened(name: ImageName, environment: Environment, probe: Probe) -> tuple[E
     return replace(environment, variables=variables), tuple(notes)
 
 
-def _without_module(image: str, name: ImageName, module: str, python: str | None) -> WireError:
-    """Return the error for an image whose framework no environment has.
+def _without_module(
+    image: str, name: ImageName, module: str, python: str | None, others: Mapping[str, str]
+) -> WireError:
+    """Return the error for an image whose framework no environment has in the tag's version.
 
     Args:
         image: as the request names it.
         name: its parts.
         module: of the framework.
-        python: interpreter of the default environment; None without one.
+        python: interpreter of the default environment, which lacks the module; None without one.
+        others: environments that have the module in another version -> that version.
     """
+    command = f"to have an environment like the image, run: clary environments add {name.short}"
+    if others:
+        has = ", ".join(f"{one!r} has {module} {version}".rstrip() for one, version in sorted(others.items()))
+        return _refused(
+            image,
+            f"no environment here has {module} in the image's version; {has}. {command[0].upper()}{command[1:]} (the "
+            "service need not be started again)",
+            f"[images]\n{_quoted(name.short)} = {_quoted(min(others))}",
+            instead="one of these",
+        )
     lacking = f"no environment here has the module {module}"
     if python is not None:
         lacking = f"the default environment {python} has no module {module}"
     return _refused(
         image,
-        f"{lacking}; to have an environment like the image, run: clary environments add {name.short} (the service need "
-        "not be started again)",
+        f"{lacking}; {command} (the service need not be started again)",
         _image_lines(name, f"my-{module}"),
-        is_mended=True,
+        instead=_OWN_PYTHON,
     )
 
 
@@ -273,16 +289,16 @@ def _no_algorithm(image: str, algorithm: str) -> WireError:
     )
 
 
-def _refused(image: str, why: str, lines: str, *, is_mended: bool = False) -> WireError:
+def _refused(image: str, why: str, lines: str, *, instead: str = "") -> WireError:
     """Return the error that refuses an image.
 
     Args:
         image: as the request names it.
-        why: reason for the refusal, with the remedy if `is_mended`.
+        why: reason for the refusal, with the remedy if `instead` is given.
         lines: lines for settings.toml that name an environment for the image.
-        is_mended: whether `why` names a remedy already, to which the lines are an alternative.
+        instead: what the lines take, if `why` names a remedy already to which they are an alternative.
     """
-    add = "To take a Python that you have instead, add" if is_mended else "Add"
+    add = f"To take {instead} instead, add" if instead else "Add"
     return WireError(
         "ValidationException",
         f"Could not find an environment for the training image {image}: {why}. "

@@ -11,6 +11,7 @@ from datetime import datetime
 MAX_NAME = 63  # CreateTrainingJob, TrainingJobName
 # `train-2026-01-31-12-00-00-123`, `sweep-017-9f3ab2c1`, `run_12`
 _LAST_WORD = re.compile(r"[-_.]?([0-9a-f]{6,}|[0-9]+)$")  # one word at a time: a repeated group would backtrack
+_TIME = re.compile(r"-[0-9]{4}(?:-[0-9]{2}){5}-[0-9]{3}$")  # as SDKs and `next_name` add it
 _WORD = re.compile(r"(?<![^-_.])(?:[0-9a-f]{6,}|[0-9]+)(?![^-_.])")
 
 
@@ -33,6 +34,6 @@ def host_of_stream(stream: str) -> str:
 
 
 def next_name(name: str, now: datetime) -> str:
-    """Return a new name as SDKs make it: the stem of `name`, and the time with milliseconds."""
+    """Return a new name as SDKs make it: `name` without its time, and the present time with milliseconds."""
     ending = f"-{now:%Y-%m-%d-%H-%M-%S}-{now.microsecond // 1000:03}"
-    return stem(name)[: MAX_NAME - len(ending)].rstrip("-") + ending
+    return _TIME.sub("", name)[: MAX_NAME - len(ending)].rstrip("-") + ending

@@ -90,6 +90,18 @@ def sole_owner(folder: StateFolder) -> Iterator[FolderOwner]:
         yield FolderOwner(path=path, name=f"{here}{secrets.token_hex(8)}", ended=ended)
 
 
+def is_owned(folder: StateFolder) -> bool:
+    """Whether a service has the folder, or starts there. Raises: OSError if the lock's file cannot be read."""
+    try:
+        with (folder.root / "run" / "service.lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def _opened(path: Path, folder: StateFolder) -> BinaryIO:
     """Open the lock's file; a folder to which only backups were copied has no `run` yet."""
     try:

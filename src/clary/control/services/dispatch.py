@@ -133,6 +133,11 @@ HANDLERS: Mapping[tuple[str, str], Handler] = {
 
 # Services whose handlers cover all kinds of existing records, so that lists of other kinds are empty.
 LISTED_EMPTY = frozenset({"sagemaker", "iam", "cloudwatch"})
+# What the refusal of another operation says after its name: SDKs pass it on to users who call `deploy()` or `upsert()`.
+_OFFERED = {
+    "sagemaker": ": it offers training jobs, tuning jobs and experiments, and no models, endpoints, processing jobs or "
+    "pipelines"
+}
 # members that are accepted with any value, because every role and every policy exists
 ALWAYS_THERE = ("RoleName", "PolicyArn")
 
@@ -152,7 +157,10 @@ async def dispatch(service: str, operation: str, call: Call) -> Mapping[str, Any
         nothing = empty_listing(service, operation, always_there=ALWAYS_THERE) if is_listed else None
         if nothing is not None:
             return nothing
-        raise WireError("UnknownOperationException", f"{service}:{operation} is not supported by this service.")
+        instead = _OFFERED.get(service, "")
+        raise WireError(
+            "UnknownOperationException", f"{service}:{operation} is not supported by this service{instead}."
+        )
     try:
         return await handler(call)
     except JobUnreadable as error:

@@ -23,6 +23,7 @@ from clary.control.traces.trace_file import TraceError, TraceFile
 SUMMARY, MERGED = "summary.json", "merged.trace.json.gz"
 _REQUEST = "request.json"
 _TOO_LARGE = "its trace needs more memory than there is for it: ask for fewer steps"
+_NO_SUCH_RANK = "the job has no such rank, or it has not imported torch 2.5 or newer"
 _NO_KERNELS = "no kernel of its GPU was recorded: another tool may hold the GPU's own profiler (CUPTI)"
 
 
@@ -101,7 +102,11 @@ def _place_windows(windows: Mapping[int, tuple[dict[str, Any], float]], clocks: 
 
 
 def _profiles(folder: Path, errors: list[str]) -> list[tuple[str, RankProfile]]:
-    """Return the ranks' reports, sorted by rank; add an error for each host without an answer, or with an error."""
+    """Return the ranks' reports, sorted by rank.
+
+    Adds an error for each host without an answer or with an error; if there is none, for each requested rank without a
+    report.
+    """
     request = _document(folder / _REQUEST)
     found: dict[int, tuple[str, RankProfile]] = {}
     for host in request.get("hosts") or ():
@@ -114,6 +119,9 @@ def _profiles(folder: Path, errors: list[str]) -> list[tuple[str, RankProfile]]:
             errors.append(answer.error)
         for profile in answer.ranks:
             found[profile.rank] = (host, profile)
+    if not errors:  # the ranks of a host without an answer are unknown
+        asked = (request.get("asked") or {}).get("ranks") or ()
+        errors += [f"rank {rank} has not answered: {_NO_SUCH_RANK}" for rank in asked if rank not in found]
     return [found[rank] for rank in sorted(found)]
 
 

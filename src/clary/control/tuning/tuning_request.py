@@ -6,10 +6,12 @@ Source: CreateHyperParameterTuningJob (AWS API reference).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clary.contract.settings.hyperparameters import PLATFORM_PREFIX
 from clary.control.tuning.parameter_space import Categorical, Continuous, Integer, Space, scaling_of
 
 MAXIMIZE = "Maximize"
@@ -210,13 +212,20 @@ def space_of(ranges: Mapping[str, Any]) -> Space:
 
 
 def _around(name: str, hint: str) -> Continuous | Integer | Categorical:
-    """Return Autotune's range around a hint; a hint that is no positive number becomes the only value."""
+    """Return Autotune's range around a hint.
+
+    A hint that is no positive number becomes the only value, and so does that of a hyperparameter of the platform: SDK
+    v2 sends all hyperparameters that the user does not keep static as hints, also its own, such as the log level.
+    """
+    only = Categorical(name=name, values=(hint,))
+    if name.startswith(PLATFORM_PREFIX):
+        return only
     try:
         number = float(hint)
     except ValueError:
-        return Categorical(name=name, values=(hint,))
-    if number <= 0:
-        return Categorical(name=name, values=(hint,))
+        return only
+    if not 0 < number < math.inf:
+        return only
     if hint.strip().isdecimal():
         low, high = max(1, int(number) // INTEGER_HINT_SPAN), int(number) * INTEGER_HINT_SPAN
         return Integer(name=name, least=low, greatest=high, scaling=scaling_of("Logarithmic", least=low, greatest=high))

@@ -26,6 +26,13 @@ def test_a_misspelt_key_gets_a_warning_with_the_nearest_name(written, meant, has
     assert sentence.endswith(f"did you mean {meant!r}?")
 
 
+@pytest.mark.parametrize("name", ["sagemaker_use_mpi", "sagemaker_app", "sagemaker_image"])
+def test_the_prefix_that_all_keys_have_makes_no_two_names_similar(name):
+    (sentence,) = warnings({name: "true"}, has_command=False)
+    assert "did you mean" not in sentence
+    assert warnings({name: "true"}, has_command=True) == ()
+
+
 def test_an_unknown_key_gets_a_warning_unless_the_program_may_read_it():
     assert len(warnings({"sagemaker_my_own": "1"}, has_command=False)) == 1
     assert warnings({"sagemaker_my_own": "1"}, has_command=True) == ()

@@ -1,5 +1,7 @@
 """Ranks that are behind or called another operation are found by records; ranks without records are not blamed."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,6 +36,15 @@ def test_a_rank_that_has_not_entered_is_described_with_its_last_operation():
         3: "it has not entered all_reduce #41 of group 0, its last there was all_reduce #40, 12 s ago"
     }
     assert [member.is_behind for member in counted.groups[0].members] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(("age_s", "is_behind"), [(0.1, False), (5.0, True)])
+def test_a_rank_that_has_just_entered_an_operation_is_not_behind(age_s, is_behind):
+    """Hosts are read one after the other: ranks that train in step are found at different operations."""
+    counted = count(process(0, group(call(342))), process(1, group(call(333, age_s=age_s))))
+    assert [member.is_behind for member in counted.groups[0].members] == [False, is_behind]
+    gone = count(process(0, group(call(342))), replace(process(1, group(call(333, age_s=0.1))), pid=0))
+    assert [member.is_behind for member in gone.groups[0].members] == [False, True]
 
 
 def test_a_rank_that_has_already_entered_is_described_as_such():

@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -125,8 +127,8 @@ def test_an_added_environment_has_the_companions_that_the_index_has_and_names_th
     found = {path.name.partition("-")[0] for path in made.folder.rglob("site-packages/*.dist-info")}
     assert {"boto3", "datasets", "evaluate", "accelerate", "torch"} <= found
     assert made.requirements == ("torch==2.8.*", "transformers==4.49.*", "numpy")
-    assert said[-2].startswith("the package index has no scikit-learn for this environment, which the image has: ")
-    assert said[-1] == (
+    assert said[-3].startswith("the package index has no scikit-learn for this environment, which the image has: ")
+    assert said[-2] == (
         "not included, although the image has them: torchvision, torchaudio, pandas; --with torchvision adds one"
     )
     assert sorted(path.name for path in made.folder.iterdir() if path.suffix in (".txt", ".json")) == ["clary.json"]
@@ -202,7 +204,7 @@ def test_what_the_framework_or_the_owner_brought_stays_although_it_fails_to_impo
 def test_what_was_asked_for_is_not_named_as_missing(add, tmp_path):
     write_wheel(tmp_path, "torchvision", "0.23")
     said = add(f"pytorch:2.8-{HERE}", further=["torchvision"])
-    assert said[-1].startswith("not included, although the image has them: torchaudio, pandas, scikit-learn;")
+    assert said[-2].startswith("not included, although the image has them: torchaudio, pandas, scikit-learn;")
 
 
 def test_pip_comes_from_python_if_the_index_has_none_and_its_absence_is_told(add, tmp_path):
@@ -281,3 +283,84 @@ def test_an_incomplete_environment_is_ignored_and_replaced(add, tmp_path):
     (again,) = added_environments(tmp_path / "home")
     assert again.requirements == ("torch==2.8.*", "numpy", "transformers")
     assert Path(again.python).exists()
+
+
+def is_running(pid) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_until(holds) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_what_a_killed_command_left_at_work_is_waited_for(add, tmp_path):
+    """The program of a command that was killed goes on, and would write into the folder of the next one."""
+    uv = tmp_path / "uv"
+    uv.write_text(f'#!/bin/sh\n[ "$1" = pip ] && touch {tmp_path}/works && exec sleep 60\nexec {UV} "$@"\n')
+    uv.chmod(0o755)
+    name, _ = parse_wish("pytorch:2.8")
+    adding = (
+        "import pathlib, sys\n"
+        "from clary.control.engines.added_environments import add_environment, parse_wish\n"
+        f"add_environment(pathlib.Path({str(tmp_path / 'home')!r}), *parse_wish('pytorch:2.8'), uv={str(uv)!r},\n"
+        "    variables={'PATH': '/usr/bin:/bin'}, say=print)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", adding], stdout=subprocess.DEVNULL) as killed:
+        wait_until(lambda: (tmp_path / "works").exists())
+        (left,) = (int(pid) for pid in Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split())
+        killed.kill()
+    try:
+        with pytest.raises(EngineError, match=r"is changing pytorch-2\.8, or what a killed one has started still runs"):
+            add("pytorch:2.8")
+        with pytest.raises(EngineError, match=r"is changing pytorch-2\.8, or what a killed one has started still runs"):
+            remove_environment(tmp_path / "home", name)
+    finally:
+        os.kill(left, signal.SIGKILL)
+    wait_until(lambda: not is_running(left))
+    add("pytorch:2.8")
+    assert [one.name for one in added_environments(tmp_path / "home")] == [name]
+
+
+def test_what_an_interrupted_command_left_can_be_removed(add, tmp_path):
+    home = tmp_path / "home"
+    add(f"pytorch:2.8-{HERE}")
+    (made,) = added_environments(home)
+    (made.folder / "clary.json").unlink()  # removed first by `remove`, written last by `add`
+    remove_environment(home, made.name)
+    assert list((home / "environments").iterdir()) == []
+    for name in ("..", "../environments", "", made.name):
+        with pytest.raises(EngineError, match="there are: none"):
+            remove_environment(home, name)
+
+
+def test_an_environment_stands_only_when_its_files_are_on_the_disk(add, tmp_path, monkeypatch):
+    """After a power cut the mark must not be there without the packages."""
+    ran = []
+    real = environments.run_limited
+
+    def noted(command, **options):
+        ran.append((list(command), added_environments(tmp_path / "home")))
+        return real(command, **options)
+
+    monkeypatch.setattr(environments, "run_limited", noted)
+    add(f"pytorch:2.8-{HERE}")
+    (made,) = added_environments(tmp_path / "home")
+    assert ran[-1] == (["sync", "-f", str(made.folder)], ())
+
+
+def test_an_environment_whose_files_cannot_be_forced_to_the_disk_is_removed(add, tmp_path, monkeypatch):
+    real = environments.run_limited
+
+    def broken(command, **options):
+        return real(["false"] if command[0] == "sync" else command, **options)
+
+    monkeypatch.setattr(environments, "run_limited", broken)
+    with pytest.raises(EngineError, match="ended with exit code 1"):
+        add(f"pytorch:2.8-{HERE}")
+    assert not (tmp_path / "home/environments" / f"pytorch-2.8-{HERE}").exists()

@@ -206,6 +206,31 @@ def test_a_framework_without_an_environment_is_refused_with_the_command_that_mak
     assert lines_of(caught.value.message)["images"] == {"sagemaker-xgboost:1.7-1": "my-xgboost"}
 
 
+@pytest.mark.parametrize(
+    ("image", "has"),
+    [
+        ("tensorflow-training:2.13-cpu-py310", "'old' has tensorflow 2.11.1, 'tf' has tensorflow 2.21.0"),
+        ("pytorch-training:2.0-cpu-py310", "'old' has torch 2.8.0, 'tf' has torch 2.9.0"),
+    ],
+)
+def test_environments_with_another_version_of_the_framework_are_named_in_the_refusal(image, has):
+    modules = {
+        "/py/default": {"jax": "0.4"},
+        "/py/tf": {"tensorflow": "2.21.0", "torch": "2.9.0"},
+        "/py/old": {"tensorflow": "2.11.1", "torch": "2.8.0"},
+    }
+    pythons = {"default": "/py/default", "tf": "/py/tf", "old": "/py/old", "gone": "/py/gone"}
+    with pytest.raises(WireError) as caught:
+        resolve(ECR + image, Settings(environments=pythons), FakeProbe(modules))
+    assert has in caught.value.message
+    assert f"clary environments add {image} (" in caught.value.message
+    assert "gone" not in caught.value.message
+    lines = lines_of(caught.value.message)
+    assert lines == {"images": {image: "old"}}
+    settings = Settings(environments=pythons, images=lines["images"])
+    assert resolve(ECR + image, settings, FakeProbe(modules))[0].python == "/py/old"
+
+
 def test_the_algorithm_of_release_0_72_has_an_image_of_another_name():
     probe = FakeProbe({"/py/boosting": {"torch": "2.8.0", "xgboost": "3.2.0"}})
     image = "433757028032.dkr.ecr.us-west-2.amazonaws.com/xgboost:1"

@@ -41,6 +41,8 @@ def test_members_of_a_sweep_are_similar_wherever_their_numbers_are(name, told):
 
 def test_the_next_name_has_the_current_time_and_fits_the_length_limit():
     assert next_name("train-2026-01-31-12-00-00-123", NOW) == "train-2026-01-31-12-05-06-078"
+    for name in ("resnet50", "llama-3", "sweep-017-9f3ab2c1", "2026"):  # numbers that are no times belong to the name
+        assert next_name(name, NOW) == f"{name}-2026-01-31-12-05-06-078"
     assert len(next_name("x" * MAX_NAME, NOW)) == MAX_NAME
 
 

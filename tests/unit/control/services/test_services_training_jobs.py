@@ -507,7 +507,13 @@ async def test_processes_per_host_of_the_request_are_planned_in_either_dialect(p
 
 async def test_an_unsupported_operation_is_refused_by_name(plane):
     code, message = await refusal(plane.call("sagemaker", "CreateDomain"))
-    assert (code, message) == ("UnknownOperationException", "sagemaker:CreateDomain is not supported by this service.")
+    assert (code, message) == (
+        "UnknownOperationException",
+        "sagemaker:CreateDomain is not supported by this service: it offers training jobs, tuning jobs and "
+        "experiments, and no models, endpoints, processing jobs or pipelines.",
+    )
+    code, message = await refusal(plane.call("logs", "CreateLogAnomalyDetector"))
+    assert message == "logs:CreateLogAnomalyDetector is not supported by this service."
 
 
 def test_every_listed_operation_exists_in_its_service_s_model():

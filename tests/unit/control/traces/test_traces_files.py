@@ -11,6 +11,7 @@ from trace_events import BASE_NS, event, packed, profile_of
 from clary.base.plain import to_plain
 from clary.contract.deep_profiles import HostProfile
 from clary.control.traces import trace_file
+from clary.control.traces.analysis import analyse
 from clary.control.traces.trace_file import TraceError, TraceFile
 
 
@@ -79,3 +80,14 @@ analyse(Path({str(tmp_path)!r}))
     hostile, other = json.loads((tmp_path / "summary.json").read_text())["ranks"]
     assert (hostile["state"], other["state"]) == ("failed", "done")
     assert "more memory" in hostile["words"]
+
+
+def test_ranks_that_were_asked_for_and_have_not_answered_are_named(tmp_path):
+    asked = {"hosts": ["algo-1"], "asked": {"ranks": [0, 7, 9]}}
+    (tmp_path / "request.json").write_text(json.dumps(asked))
+    answer = HostProfile(number=1, host="algo-1", is_final=True, ranks=(profile_of(0),))
+    (tmp_path / "algo-1.json").write_text(json.dumps(to_plain(answer)))
+    why = "has not answered: the job has no such rank, or it has not imported torch 2.5 or newer"
+    assert analyse(tmp_path)["errors"] == [f"rank 7 {why}", f"rank 9 {why}"]
+    (tmp_path / "request.json").write_text(json.dumps({**asked, "hosts": ["algo-1", "algo-2"]}))
+    assert analyse(tmp_path)["errors"] == ["algo-2 has not answered"]  # its ranks are unknown

@@ -133,10 +133,27 @@ def test_a_bound_that_is_not_a_number_is_an_error(kind, least, greatest):
         ("0", Categorical(name="x", values=("0",))),
         ("-3", Categorical(name="x", values=("-3",))),
         ("", Categorical(name="x", values=("",))),
+        ("Infinity", Categorical(name="x", values=("Infinity",))),
+        ("NaN", Categorical(name="x", values=("NaN",))),
+        ("1e400", Categorical(name="x", values=("1e400",))),
     ],
 )
 def test_autotune_turns_a_hint_into_a_range(hint, made):
     assert space_of({"AutoParameters": [{"Name": "x", "ValueHint": hint}]}) == (made,)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("sagemaker_container_log_level", "20"),
+        ("sagemaker_mpi_num_of_processes_per_host", "8"),
+        ("sagemaker_submit_directory", '"s3://bucket/sourcedir.tar.gz"'),
+    ],
+)
+def test_autotune_keeps_hyperparameters_of_the_platform_which_sdk_v2_sends_as_hints(name, hint):
+    assert space_of({"AutoParameters": [{"Name": name, "ValueHint": hint}]}) == (
+        Categorical(name=name, values=(hint,)),
+    )
 
 
 def test_the_objective_decides_whether_greater_or_lesser_is_better():

@@ -15,7 +15,9 @@ from typing import Any
 
 from clary.base.errors import WireError
 from clary.contract.job_rules import MirrorPlan, RulePlan
+from clary.contract.settings.built_in_algorithms import is_xgboost
 from clary.contract.settings.debug_parameters import OF_COLLECTIONS, OF_HOOKS, parameter_problem
+from clary.contract.settings.hyperparameters import named_program
 from clary.contract.settings.named_places import local_folder_problem, s3_uri_problem
 from clary.control.jobs.rules.rule_actions import STOP_TRAINING, UNSENDABLE, actions_of, stops
 
@@ -78,6 +80,12 @@ def warnings(request: Mapping[str, Any], *, job_name: str, num_hosts: int) -> li
     """
     found = []
     configs = request.get("DebugRuleConfigurations") or ()
+    collections = (request.get("DebugHookConfig") or {}).get("CollectionConfigurations")
+    if (configs or collections) and _runs_built_in_xgboost(request):
+        found.append(
+            "the built-in algorithm XGBoost saves no tensors here: DebugHookConfig has no effect, and rules over "
+            "tensors end in Error; its losses are metrics of the job"
+        )
     for item in configs:
         name, parameters = item["RuleConfigurationName"], item.get("RuleParameters") or {}
         names = [action.name for action in actions_of(parameters)]
@@ -101,6 +109,13 @@ def warnings(request: Mapping[str, Any], *, job_name: str, num_hosts: int) -> li
                 "training alone; include_workers=all in HookParameters saves on all hosts"
             )
     return found
+
+
+def _runs_built_in_xgboost(request: Mapping[str, Any]) -> bool:
+    specification = request.get("AlgorithmSpecification") or {}
+    if specification.get("ContainerEntrypoint") or not is_xgboost(str(specification.get("TrainingImage") or "")):
+        return False
+    return named_program(request.get("HyperParameters") or {}, request.get("Environment") or {}) is None
 
 
 def rule_plans(request: Mapping[str, Any]) -> tuple[RulePlan, ...]:

@@ -115,7 +115,8 @@ def _window(asked: Mapping[str, Any]) -> Window:
     if seconds is not None:
         if not _is_number(seconds) or not 0 < seconds <= MAX_WINDOW_S:
             raise WireError(
-                "ValidationException", f"a profile lasts up to {MAX_WINDOW_S:g} seconds, got {str(seconds)[:40]}"
+                "ValidationException",
+                f"a profile lasts more than 0 and at most {MAX_WINDOW_S:g} seconds, got {str(seconds)[:40]}",
             )
         return Window(start_step=start, num_steps=0, duration_s=float(seconds))
     if steps is None or not _is_number(steps) or int(steps) != steps or not 0 < steps <= MAX_STEPS:

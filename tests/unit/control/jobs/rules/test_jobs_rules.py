@@ -19,6 +19,7 @@ from clary.control.jobs.rules.rule_evaluations import RuleEvaluation, RuleKind, 
 from clary.control.jobs.training_job import EndCause, TrainingJob
 
 STOP = r"[{\"training_job_prefix\": \"%s\", \"name\": \"stoptraining\"}]"
+XGBOOST = "246618743249.dkr.ecr.us-west-2.amazonaws.com/sagemaker-xgboost:1.7-1"
 MAILS = r"[{\"endpoint\": \"a@b.org\", \"name\": \"email\"}, {\"endpoint\": \"+4912\", \"name\": \"sms\"}]"
 
 
@@ -173,6 +174,27 @@ def test_a_rule_stops_its_own_job_alone():
     assert debug_request.warnings(request, job_name="job", num_hosts=1) == [
         "rule Loss: its action stops jobs of another name, and a rule stops its own job alone"
     ]
+
+
+@pytest.mark.parametrize(
+    ("rules", "collections", "members", "is_told"),
+    [
+        ([rule()], [], {}, True),
+        ([], [collection("metrics")], {}, True),
+        ([], [], {}, False),  # the hook that SDK v2 sends with every estimator
+        ([rule()], [], {"HyperParameters": {"sagemaker_program": "train.py"}}, False),
+        ([rule()], [], {"Environment": {"SAGEMAKER_PROGRAM": "train.py"}}, False),
+        ([rule()], [], {"AlgorithmSpecification": {"TrainingImage": "pytorch-training:2.8"}}, False),
+        ([rule()], [], {"AlgorithmSpecification": {"TrainingImage": XGBOOST, "ContainerEntrypoint": ["x"]}}, False),
+    ],
+)
+def test_a_debugger_for_the_built_in_xgboost_which_saves_no_tensors_is_told(rules, collections, members, is_told):
+    built_in = {"AlgorithmSpecification": {"TrainingImage": XGBOOST}} | members
+    request = request_with(*rules, hook=hook(CollectionConfigurations=collections), **built_in)
+    told = debug_request.warnings(request, job_name="job", num_hosts=1)
+    assert [sentence.startswith("the built-in algorithm XGBoost saves no tensors") for sentence in told] == [
+        True
+    ] * is_told
 
 
 def test_actions_that_cannot_be_sent_get_one_warning_a_rule():

@@ -204,7 +204,7 @@ function hosts(rows) {
     host.exits || "–",
   ];
   const head = ["Host", "Phase", "Processes", "Address", "Took", "Exits"];
-  const SHORT_COLUMNS = 4; // words that are not broken over lines
+  const SHORT_COLUMNS = 4; // words that are not broken over lines; the others keep a width on a phone
   return element(
     "div",
     { class: "scroll", tabindex: "0" },
@@ -228,7 +228,7 @@ function hosts(rows) {
             "tr",
             {},
             cells(host).map((text, column) =>
-              element("td", { class: column < SHORT_COLUMNS ? "number short" : "number" }, text),
+              element("td", { class: column < SHORT_COLUMNS ? "number short" : "number wide" }, text),
             ),
           ),
         ),

@@ -229,12 +229,11 @@ function makeHead(facts, again) {
   ];
 }
 
+/** When hosts began, as nothing is measured in the queue; of a job that never had one, its creation. And its end. */
 function timesOf(facts) {
-  const lanes = Object.values(facts.lanes ?? {}).filter((lane) => lane.length);
-  const starts = [
-    ...facts.transitions.slice(0, 1).map((row) => row.started_at),
-    ...lanes.map((lane) => lane[0].start),
-  ].map(Date.parse);
+  const first = Object.values(facts.lanes ?? {}).map((lane) => lane.find(({ part }) => part !== "queued"));
+  const begun = first.filter(Boolean).map((span) => span.start);
+  const starts = (begun.length ? begun : facts.transitions.slice(0, 1).map((row) => row.started_at)).map(Date.parse);
   const last = facts.transitions.at(-1);
   const ended = isOver(facts.status) && last ? Date.parse(last.ended_at ?? last.started_at) : null;
   return { beginsAtMs: starts.length ? Math.min(...starts) : serviceNow(), endsAtMs: ended };

@@ -59,7 +59,7 @@ export function stacksTab({ name, facts, signal }) {
         element(
           "option",
           { value: number, selected: number === page.number },
-          `Dump ${number}${index ? "" : ", newest"}`,
+          `${moment(Number(number))}${index ? "" : ", newest"}`, // numbers are milliseconds since 1970
         ),
       ),
     );

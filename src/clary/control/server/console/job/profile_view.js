@@ -16,6 +16,7 @@ export function profileView(page) {
   const summary = page.summary ?? { ranks: [], errors: [], skew: {}, clocks: {} };
   const ranks = summary.ranks.filter((rank) => rank.compute_share !== undefined);
   const failed = summary.ranks.filter((rank) => rank.compute_share === undefined);
+  const errors = summary.errors ?? [];
   return [
     element(
       "p",
@@ -24,10 +25,13 @@ export function profileView(page) {
     ),
     !page.is_over && taking(page),
     ...failed.map((rank) => callout("warn", "warning", `Rank ${rank.rank} (${rank.host}) has no trace`, whyOf(rank, page))),
-    ...(summary.errors ?? []).map((text) => callout("warn", "warning", "Not all of it is here", text)),
+    ...errors.map((text) =>
+      callout("warn", "warning", ranks.length ? "Not all of it is here" : "Nothing was recorded", text),
+    ),
     page.is_over &&
       !ranks.length &&
       !failed.length &&
+      !errors.length &&
       callout("warn", "warning", "Nothing was recorded", page.ended || "No rank has answered."),
     ranks.length > 0 && panel("Ranks over time", rankStrips(ranks)),
     ranks.length > 0 && panel("Where the steps went", ranksTable(ranks)),
