@@ -25,7 +25,6 @@ from clary.contract.object_store import stored_names
 from clary.control.objects import bucket_regions, completed_answers, copying, encryption, listed_entries, s3_request
 from clary.control.objects.authentication import Caller, FindSecret, authenticate
 from clary.control.objects.deletions.deletion_limit import DeletionLimit
-from clary.control.objects.empty_listings import empty_listing
 from clary.control.objects.encryption import Encryption
 from clary.control.objects.forms import form_upload
 from clary.control.objects.forms.form_data import FormReader, boundary_of
@@ -46,6 +45,7 @@ from clary.control.objects.front_answers import (
     whole,
 )
 from clary.control.objects.incoming_body import IncomingBody
+from clary.control.objects.listings.empty_listings import empty_listing
 from clary.control.objects.listings.ordered_listing import lists_in_order, ordered_listing
 from clary.control.objects.outgoing_bodies import Outgoing, choose_body, content_length, look_at_deleted_keys
 from clary.control.objects.permits.hidden_markers import HiddenMarkers

@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 
 from clary.contract.object_store.stored_names import stored_name
 from clary.control.objects import listed_entries
-from clary.control.objects.empty_listings import empty_listing
+from clary.control.objects.listings.empty_listings import empty_listing
 from clary.control.objects.listings.key_order import Entry, KeyWalk, Window
 from clary.control.objects.s3_request import MAX_PAGE, S3Request
 

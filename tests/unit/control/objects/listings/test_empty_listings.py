@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from clary.base.errors import WireError
-from clary.control.objects.empty_listings import empty_listing
+from clary.control.objects.listings.empty_listings import empty_listing
 from clary.control.objects.s3_request import parse_request
 
 
