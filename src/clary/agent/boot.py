@@ -275,8 +275,8 @@ def _remove_folder(path: str) -> None:
     """Remove a folder and all below it, without following a link; it is `base.tree_removal` in short.
 
     Programs nest folders as deep as they like, and overlayfs leaves folders of mode 0 when a host is killed: each is
-    made accessible, and those below the second level are moved up first, so that nothing recurses. What is mounted below
-    it stays.
+    made accessible, and those below the second level are moved up first, so that nothing recurses. What is mounted
+    below it stays.
 
     Raises: OSError if something of it stays.
     """

@@ -1,4 +1,4 @@
-"""Removes whole trees without following a link, also those that programs have made hard to remove.
+"""Removes whole trees without following a link, also trees that programs have made hard to remove.
 
 Where: `beneath_trees` removes trees of programs with it, the daemon of a box its own folder and those of hosts. Folders
 may have any depth and any permissions: overlayfs itself leaves work folders of mode 0 behind when a host is killed.

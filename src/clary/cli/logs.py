@@ -88,8 +88,12 @@ def run(options: argparse.Namespace) -> int:
         if sure_until_ms is not None:
             continue
         if not options.follow or page["is_over"] or has_passed:
+            within = "" if options.since is None and options.until is None else " within this time"
             if options.rank is not None and not has_lines:  # the service does not know which ranks a program has
-                print(f"clary: no line of rank {options.rank} was found in the log of {options.job}", file=sys.stderr)
+                print(
+                    f"clary: no line of rank {options.rank} was found in the log of {options.job}{within}",
+                    file=sys.stderr,
+                )
             return 0
         if progress is not None:
             progress.say()

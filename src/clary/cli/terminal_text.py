@@ -63,13 +63,18 @@ def guarded_terminals() -> Iterator[None]:
     stdout spells out characters that its encoding lacks, as stderr does: a log has any, and a locale may be Latin-1.
     """
     before = sys.stdout, sys.stderr
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    plain = sys.stdout
+    # With "surrogateescape", as in the C locale, names that are no UTF-8 are printed byte for byte.
+    is_strict = isinstance(plain, io.TextIOWrapper) and plain.errors == "strict"
+    if isinstance(plain, io.TextIOWrapper) and is_strict:
+        plain.reconfigure(errors="backslashreplace")
     sys.stdout, sys.stderr = (_guarded(stream) for stream in before)
     try:
         yield
     finally:
         sys.stdout, sys.stderr = before
+        if isinstance(plain, io.TextIOWrapper) and is_strict and not plain.closed:
+            plain.reconfigure(errors="strict")
 
 
 def draw_over(stream: TextIO, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -198,11 +199,12 @@ def _start(settings: Settings, folder: StateFolder, options: argparse.Namespace)
 def _other_service(settings: Settings, folder: StateFolder) -> Connection | None:
     """Return the service that another `clary up`, even one that was killed, has started, once it is ready; or None."""
     end_s = time.monotonic() + OTHER_LIMIT_S
-    while is_owned(folder) and time.monotonic() < end_s:
-        other = find_running(settings)
-        if other is not None and other.is_healthy():
-            return other
-        time.sleep(POLL_S)
+    with contextlib.suppress(OSError):  # a lock that cannot be read; the service's own words say more
+        while is_owned(folder) and time.monotonic() < end_s:
+            other = find_running(settings)
+            if other is not None and other.is_healthy():
+                return other
+            time.sleep(POLL_S)
     return None
 
 

@@ -1,6 +1,7 @@
 """Problems that `clary up` reports: the same for a new and a running service, and in JSON."""
 
 import argparse
+import errno
 import json
 from types import SimpleNamespace
 
@@ -140,3 +141,19 @@ def test_up_tells_why_the_service_ended_if_no_other_one_runs(tmp_path, monkeypat
         up.run(options)
     with sole_owner(StateFolder(tmp_path)), pytest.raises(ClaryError, match="the service ended"):
         up.run(options)  # the other one does not become ready
+
+
+def test_up_tells_why_the_service_ended_if_the_lock_cannot_be_read(tmp_path, monkeypatch):
+    def refuse(folder):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    def start(settings, folder, options):
+        raise ClaryError("the service ended")
+
+    monkeypatch.setenv("CLARY_HOME", str(tmp_path))
+    monkeypatch.setattr(up, "find_running", lambda settings: None)
+    monkeypatch.setattr(up, "is_owned", refuse)
+    monkeypatch.setattr(up, "_start", start)
+    options = argparse.Namespace(foreground=False, json=False, new_database=False, new_keys=False, engine=None)
+    with pytest.raises(ClaryError, match="the service ended"):
+        up.run(options)

@@ -121,7 +121,7 @@ def _serves_another(folder: BoxFolder, old: BoxConfig, ca_pem: str) -> bool:
 
 
 def _scratch(asked: str, old: BoxConfig | None) -> tuple[str, tuple[str, ...]]:
-    """Return the folder for hosts, and those of earlier installations; without a new wish it stays what it was.
+    """Return the folder for hosts, and the folders of earlier installations; an empty request keeps the folder.
 
     Each machine has a folder of its own below the owner's, which machines may share.
     """

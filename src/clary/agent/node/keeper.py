@@ -111,7 +111,7 @@ def _wait(boot: int, output: Path) -> str:
 
 
 def _last_line(output: Path) -> str:
-    """Return the last line of a file that is not empty, shortened; empty if there is none, or it cannot be read."""
+    """Return a file's last line with text, shortened; empty without such a line, or if the file is unreadable."""
     try:
         # A program of this user may have put a pipe or a link in its place.
         with open(os.open(output, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:

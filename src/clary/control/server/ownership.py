@@ -19,6 +19,7 @@ import logging
 import os
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -37,6 +38,7 @@ LEASE_NAME = "service"
 LEASE_TTL_S = 30.0
 LEASE_RENEWAL_S = 10.0
 LEASE_RETRY_S = 1.0  # pause after a failed renewal
+_LOCK_TRIES, _LOCK_PAUSE_S = 5, 0.02
 _MAX_NAMES_BYTES = 1 << 16  # of the lock's file that are read; each line is a short name
 
 
@@ -76,12 +78,16 @@ def sole_owner(folder: StateFolder) -> Iterator[FolderOwner]:
     """Hold the folder's lock; raises EngineError if another service has it, or if its file cannot be opened."""
     path = folder.root / "run" / "service.lock"
     with _opened(path, folder) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise EngineError(
-                f"another service runs for {folder.root}; stop it with: clary down", fault=Fault.USER
-            ) from error
+        for num_left in reversed(range(_LOCK_TRIES)):  # `is_owned` of a command holds the lock for a moment
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if not num_left:
+                    raise EngineError(
+                        f"another service runs for {folder.root}; stop it with: clary down", fault=Fault.USER
+                    ) from error
+                time.sleep(_LOCK_PAUSE_S)
         lock.seek(0)
         names = lock.read(_MAX_NAMES_BYTES).decode("utf-8", "surrogateescape").splitlines()
         # A lock proves nothing about services of other machines: some file systems keep locks per machine.

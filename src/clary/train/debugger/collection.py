@@ -77,8 +77,15 @@ class Collection:
 
     @property
     def tensor_names(self) -> set[str]:
-        """A copy of the names of its tensors: the added names, and the names of saved tensors that match it."""
+        """A copy of the names of its tensors: the added names, and the names of saved tensors that match it.
+
+        `add_tensor_name` or an assignment changes the added names; a change of the copy does not.
+        """
         return self.added_names | self._saved_names
+
+    @tensor_names.setter
+    def tensor_names(self, names: Iterable[str]) -> None:
+        self.added_names = set(names)
 
     def note_saved(self, tensor_name: str) -> None:
         """Note the name of a tensor that matches and is saved; the name does not become a pattern."""

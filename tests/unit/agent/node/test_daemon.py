@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+import os
 import time
 
 import pytest
@@ -171,6 +172,32 @@ def test_a_removed_box_leaves_nothing_of_killed_hosts_and_nothing_of_other_boxes
         box.daemon.run()
         left = sorted(str(path.relative_to(shared)) for path in shared.rglob("*"))
     assert left == ["disk", "disk/box2", "home"]
+
+
+def test_a_removed_box_leaves_others_alone_in_a_folder_that_boxes_shared_in_earlier_releases(
+    world, tmp_path, monkeypatch
+):
+    class Line:
+        def ask(self, *arguments, **options):
+            raise module.Refused(module.GONE, "it was removed")
+
+    monkeypatch.setattr("socket.gethostname", lambda: "box1")
+    user = os.geteuid()
+    shared, alone = tmp_path / f"disk/clary-node-{user}", tmp_path / f"own/clary-node-{user}"
+    for place in (shared / "box1", shared / f"clary-{user}/box1/hosts", alone / f"clary-{user}/box1/hosts"):
+        place.mkdir(parents=True)
+    kept = (shared / "box2/clary-0/box2/hosts", shared / f"clary-{user}/box3/hosts")
+    for place in kept:
+        place.mkdir(parents=True)
+    (tmp_path / "home/box1").mkdir(parents=True)
+    box = World(tmp_path / "home/box1", scratch=str(shared / "box1"), former_scratch=(str(shared), str(alone)))
+    box.daemon._table.end_all = lambda limit_s: 0
+    box.daemon._line = Line()
+    box.daemon.run()
+    assert all(place.exists() for place in kept)
+    assert not (shared / "box1").exists()
+    assert not (shared / f"clary-{user}/box1").exists()
+    assert list((tmp_path / "own").iterdir()) == []  # the owner's folder stays
 
 
 def test_a_removed_box_that_cannot_end_its_leases_does_not_hammer_the_service(world, monkeypatch):

@@ -1,5 +1,6 @@
 """Installing and probing, as far as they concern files only; test_boxes_over_ssh covers the rest over a real sshd."""
 
+import errno
 import fcntl
 import json
 import os
@@ -109,6 +110,19 @@ def test_an_installation_survives_the_removal_that_an_old_daemon_ends(home, tmp_
     done = install(WANTED, tmp_path / "node.pyz")
     assert folder.archive(done["daemon"]).read_bytes() == b"code"
     assert folder.read_config().name == "box1"
+
+
+def test_a_daemon_goes_on_if_the_disk_has_no_room_for_the_new_one(home, tmp_path, started, monkeypatch):
+    def refuse(path, content, **options):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    stopped = []
+    installed_for(home)
+    monkeypatch.setattr(installation, "replace_durably", refuse)
+    monkeypatch.setattr(installation, "_stop", stopped.append)
+    with pytest.raises(InstallError, match="No space left"):
+        install(WANTED, tmp_path / "node.pyz")
+    assert stopped == []
 
 
 def test_the_running_daemon_is_found_by_its_lock(home):

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from clary.agent.node.box_folder import BoxConfig, BoxFolder, make_private, read_json, write_json
-from clary.agent.node.keeper import EXIT_KEPT, START_FILE, keep_lease
+from clary.agent.node.keeper import EXIT_KEPT, START_FILE, _last_line, keep_lease
 from clary.agent.node.lease_files import KeptProcess, LeaseFiles
 from clary.base.errors import ContractError
 from clary.base.plain import to_plain
@@ -139,3 +139,9 @@ def test_the_reason_of_an_end_has_the_last_line_of_a_failed_boot(files, program,
             [sys.executable, "-c", keeping, str(files.folder)], stdout=output, stderr=output, check=True, timeout=30
         )
     assert files.read_end() == f"its agent ended with exit code 1{why}"
+
+
+def test_a_pipe_in_the_place_of_the_output_does_not_keep_a_lease(files):
+    files.make(ORDER, "boot-1")
+    os.mkfifo(files.output)
+    assert _last_line(files.output) == ""

@@ -548,6 +548,15 @@ def test_collections_of_hook_and_trial_know_the_names_of_saved_tensors(at, lines
     assert set(losses) < set(trial.tensor_names())
 
 
+@in_folder
+def test_names_that_a_program_assigns_to_a_collection_are_saved(at, lines):
+    hook, model = make(at, include_collections=["mine"])
+    hook.get_collection("mine").tensor_names = ["fc_output_0"]
+    train(model, 1)
+    hook.close()
+    assert debugger.create_trial(at).tensor_names(collection="mine") == ["fc_output_0"]
+
+
 # Steps of collections that the program has looked at.
 
 
