@@ -348,7 +348,10 @@ def _write_marker(folder: Path, requirements: Sequence[str]) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         temporary = folder / f"{_MARKER}.new"
-        temporary.write_text(json.dumps({"requirements": list(requirements)}) + "\n")
+        with temporary.open("w") as file:
+            file.write(json.dumps({"requirements": list(requirements)}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         temporary.rename(folder / _MARKER)
         os.fsync(descriptor)
     finally:

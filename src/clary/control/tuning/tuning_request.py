@@ -214,8 +214,9 @@ def space_of(ranges: Mapping[str, Any]) -> Space:
 def _around(name: str, hint: str) -> Continuous | Integer | Categorical:
     """Return Autotune's range around a hint.
 
-    A hint that is no positive number becomes the only value, and so does that of a hyperparameter of the platform: SDK
-    v2 sends all hyperparameters that the user does not keep static as hints, also its own, such as the log level.
+    A hint that is no positive number becomes the only value, and so does one whose range does not fit in floats, or of
+    a hyperparameter of the platform: SDK v2 sends all hyperparameters that the user does not keep static as hints, also
+    its own, such as the log level.
     """
     only = Categorical(name=name, values=(hint,))
     if name.startswith(PLATFORM_PREFIX):
@@ -224,7 +225,7 @@ def _around(name: str, hint: str) -> Continuous | Integer | Categorical:
         number = float(hint)
     except ValueError:
         return only
-    if not 0 < number < math.inf:
+    if not (number / HINT_SPAN > 0 and number * HINT_SPAN < math.inf):
         return only
     if hint.strip().isdecimal():
         low, high = max(1, int(number) // INTEGER_HINT_SPAN), int(number) * INTEGER_HINT_SPAN

@@ -136,6 +136,8 @@ def test_a_bound_that_is_not_a_number_is_an_error(kind, least, greatest):
         ("Infinity", Categorical(name="x", values=("Infinity",))),
         ("NaN", Categorical(name="x", values=("NaN",))),
         ("1e400", Categorical(name="x", values=("1e400",))),
+        ("1e308", Categorical(name="x", values=("1e308",))),
+        ("5e-324", Categorical(name="x", values=("5e-324",))),
     ],
 )
 def test_autotune_turns_a_hint_into_a_range(hint, made):

@@ -129,7 +129,7 @@ def check_policy(body: object) -> None:
         return
     try:
         policy = json.loads(body) if isinstance(body, bytes) else {"Statement": {"Effect": "Deny"}}
-    except (ValueError, RecursionError) as error:  # the store reads, for example, what precedes further text
+    except (ValueError, RecursionError) as error:  # the store takes some, such as other bytes than UTF-8
         raise WireError("MalformedPolicy", "This policy contains invalid JSON.") from error
     for statement in _listed(_by_lower_name(policy).get("statement")):
         members = _by_lower_name(statement)

@@ -99,7 +99,7 @@ def test_names_of_members_in_other_letters_count_as_the_store_reads_them():
     "body",
     [b"no json", policy(Action="s3:*") + b" x", policy(Action="s3:*", Sid="\u00e4").replace(b"\\u00e4", b"\xe4")],
 )
-def test_a_policy_that_is_no_json_is_refused_because_the_store_may_read_a_part_of_it(body):
+def test_a_policy_that_is_no_json_is_refused_because_the_store_may_take_it(body):
     with pytest.raises(WireError) as error:
         check_policy(body)
     assert (error.value.code, error.value.http_status) == ("MalformedPolicy", 400)
