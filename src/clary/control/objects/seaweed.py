@@ -211,7 +211,7 @@ class EmbeddedStore:
         program = weed_process.find_program()
         started_at = time.monotonic()
         try:
-            await asyncio.to_thread(volume_indexes.set_aside_damaged, self._data_folder)
+            await asyncio.to_thread(volume_indexes.mend_damaged, self._data_folder)
             self._child = self._spawn(program, self._record.ports)
             identity = ProcessId.of(self._child.pid)
             self._record = StoreRecord(ports=self._record.ports, process=identity, is_secured=True)

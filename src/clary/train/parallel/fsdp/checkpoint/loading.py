@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from clary.train.parallel.fsdp.checkpoint.storage import make_reader
@@ -52,5 +51,4 @@ def load(
         storage_reader=storage_reader,
         planner=planner,
         process_group=process_group,
-        no_dist=not dist.is_initialized(),
     )
