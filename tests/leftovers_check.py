@@ -45,6 +45,7 @@ class LeftoversCheck:
         self._clean = ()
         self._is_thorough = True
         self._accepted = None  # the state after the last census that found nothing left
+        self._blamed = set()  # pids of processes for which a test was blamed
         self._known = {}  # things that existed at the start, or for which a test was blamed already
 
     @pytest.hookimpl(wrapper=True)
@@ -142,6 +143,7 @@ class LeftoversCheck:
                 return ""
             if is_last:
                 self._known.update((thing.key, thing) for thing in left)
+                self._blamed.update(int(thing.name) for thing in left if thing.kind is Kind.PROCESS)
                 lines = [f"- {_with_owner(thing, self.owners.words_on(thing, entries))}" for thing in left]
                 return "\n".join(
                     [f"{DEADLINE_S:g} s after {item.nodeid} this is left (whose it is, is said with it):", *lines]
@@ -153,11 +155,21 @@ class LeftoversCheck:
         pids = self._world.pids(entries)
         self.owners.look(item.nodeid, pids)
         memory_users = machine_census.shared_memory_users(pids)
-        return left_behind(
+        left = left_behind(
             self._known.values(),
             self._census(entries),
             is_legitimate=lambda thing: self.owners.is_legitimate(thing, entries, memory_users),
         )
+        return [thing for thing in left if not self._is_of_blamed(thing, entries)]
+
+    def _is_of_blamed(self, thing, entries):
+        """Whether a process was started by one for which a test was blamed: a loop that starts others is told once."""
+        if not self._blamed or thing.kind not in (Kind.PROCESS, Kind.ZOMBIE):
+            return False
+        pid = int(thing.name)
+        while pid in entries and pid not in self._blamed:
+            pid = entries[pid].parent
+        return pid in self._blamed
 
     def _quick_look(self):
         """Return content in which changes of mounts, memory or namespaces show quickly."""

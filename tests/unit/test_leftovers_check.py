@@ -106,6 +106,11 @@ def test_that_leaves_nothing(number): pass
 def test_few_censuses_were_taken(): assert len(CENSUSES) < 8, len(CENSUSES)
 def test_orphan(): orphan(3600.8)
 def test_after_the_orphan(): pass
+def test_loop():
+    loop = "while :; do sleep 0.21; done"
+    subprocess.run(["sh", "-c", f"setsid timeout 60 sh -c '{loop}' >/dev/null 2>&1 &"], check=True)
+def test_after_the_loop(): time.sleep(0.3)
+def test_later_after_the_loop(): time.sleep(0.3)
 def test_memory(): Path("/dev/shm/left-by-a-unit-test").write_text("x")
 def test_after_the_memory(): pass
 def test_zombie(): zombie()
@@ -131,7 +136,7 @@ def suite(tmp_path):
             cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280,
         )  # fmt: skip
         output = done.stdout + done.stderr
-        for pid in re.findall(r"- process (\d+) \((?:sleep|python3)", output):
+        for pid in re.findall(r"- process (\d+) \((?:sleep|python3|timeout|sh)", output):
             subprocess.run(["kill", "-9", pid], check=False)
         blamed = re.split(r"^_+ ERROR at teardown of (\w+) _+$", output, flags=re.MULTILINE)[1:]
         return dict(zip(blamed[::2], blamed[1::2], strict=True)), output
@@ -161,8 +166,8 @@ def test_each_kind_is_found_once_and_kept_or_ending_leftovers_are_ignored(suite)
 
 def test_unit_tests_beside_a_kept_process_take_no_census_each_and_are_blamed_all_the_same(suite):
     blamed, output = suite({"unit/test_kept.py": KEPT})
-    assert set(blamed) == {"test_orphan", "test_memory", "test_zombie"}, output
-    assert "28 passed, 3 errors" in output, output
+    assert set(blamed) == {"test_orphan", "test_loop", "test_memory", "test_zombie"}, output
+    assert "31 passed, 4 errors" in output, output
 
 
 def test_a_worker_is_not_blamed_for_the_leftovers_of_another(suite):
