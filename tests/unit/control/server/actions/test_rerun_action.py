@@ -42,7 +42,7 @@ async def test_a_job_is_created_again_with_the_changes(plane):
 
 async def test_a_name_is_generated_if_none_is_given(plane):
     made = await rerun(plane, {})
-    assert made["name"].startswith("fit-20")
+    assert made["name"].startswith("fit-001-20")
     assert await plane.store.get_job(made["name"]) is not None
 
 
