@@ -63,7 +63,9 @@ PLACES = {
     "GPUs of a box": lambda folder: machine.gpu_uuids(),
     "systemd": lambda folder: user_unit._run("systemctl"),
     "interpreters": lambda folder: raised(EngineError, lambda: interpreters.InterpreterProbe(home=folder)._ask("/p")),
-    "added environments": lambda folder: raised(EngineError, lambda: added_environments._run(["uv"], {}, print)),
+    "added environments": lambda folder: raised(
+        EngineError, lambda: added_environments._Work(variables={}, say=print, lock=2).run(["uv"])
+    ),
     "isolation": lambda folder: isolation._probe({})[0],
     "memory limits": lambda folder: memory_limits.memory_limits({}),
     "start of a service": lambda folder: service_start._end(subprocess.Popen(["clary"]), print),

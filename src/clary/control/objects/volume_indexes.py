@@ -143,7 +143,7 @@ def _unpacked(entries: bytes, number: int) -> tuple[int, int, int]:
 
 
 def _header_of(file: BinaryIO, place: int, data_bytes: int) -> tuple[int, int] | None:
-    """Return key and size of the whole object at a place of the data, or None if there is none."""
+    """Return key and size of the whole object at a place of the data; None without one."""
     file.seek(place)
     header = file.read(_HEADER.size)
     if len(header) < _HEADER.size or not any(header):
