@@ -24,6 +24,10 @@ class Entry:
     element: bytes  # as the store has written it
 
 
+class NoProgress(Exception):
+    """The store says that entries follow, but its window is empty: an end here would leave them out without a word."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Window:
     """Some entries that follow each other in the store's order."""
@@ -66,6 +70,7 @@ class KeyWalk:
         Args:
             prefix: of the keys.
             after: the marker; empty for all.
+        Raises: NoProgress.
         """
         levels = [self._level(prefix, after)]
         while levels:
@@ -126,8 +131,10 @@ class KeyWalk:
                 is_brief = not is_whole
                 reached = _end_of(inner)
                 index = end
-            if window.is_last or reached == position:
+            if window.is_last:
                 break
+            if reached == position:
+                raise NoProgress
             position = reached
         while held:
             for one in await self._released(*held.pop()):

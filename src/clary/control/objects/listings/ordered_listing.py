@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 from clary.contract.object_store.stored_names import stored_name
 from clary.control.objects import listed_entries
 from clary.control.objects.listings.empty_listings import empty_listing
-from clary.control.objects.listings.key_order import Entry, KeyWalk, Window
+from clary.control.objects.listings.key_order import Entry, KeyWalk, NoProgress, Window
 from clary.control.objects.s3_request import MAX_PAGE, S3Request
 
 MIN_WINDOW = 20  # entries that the store is asked for at least; a folder and an object of one name must fit
@@ -62,7 +62,7 @@ def lists_in_order(asked: S3Request) -> bool:
 
 
 async def ordered_listing(asked: S3Request, send: Send) -> bytes | None:
-    """Return the document of one page, or None if the store refuses a request of it.
+    """Return the document of one page, or None if the store refuses a request of it or shows no entries that follow.
 
     Args:
         asked: the client's request, for which `lists_in_order` is true.
@@ -96,7 +96,7 @@ async def ordered_listing(asked: S3Request, send: Send) -> bytes | None:
                 entries.append(entry)
             if len(entries) > most:
                 break
-    except _NotListed:
+    except (_NotListed, NoProgress):
         return None
     return _document(asked, entries[:most], is_truncated=len(entries) > most, is_first_version=is_first_version)
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from clary.contract.object_store.stored_names import stored_name
-from clary.control.objects.listings.key_order import Entry, KeyWalk, Window
+from clary.control.objects.listings.key_order import Entry, KeyWalk, NoProgress, Window
 
 
 class FolderStore:
@@ -123,3 +123,14 @@ def test_keys_below_five_hundred_folders_take_a_request_for_each_folder():
 
     assert asyncio.run(collect()) == keys
     assert store.num_requests < 520
+
+
+def test_a_store_that_shows_none_of_the_entries_that_follow_ends_no_listing():
+    async def fetch(prefix, after, is_brief):
+        return Window(entries=[], is_last=False)
+
+    async def collect():
+        return [entry.key async for entry in KeyWalk(fetch, has_folders=False).entries("", "")]
+
+    with pytest.raises(NoProgress):
+        asyncio.run(collect())
