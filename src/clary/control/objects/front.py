@@ -342,6 +342,26 @@ class S3Front:
         await self._require_bucket(asked.bucket)
         return whole(request, 200, content)
 
+    async def _require_no_object_of_name(self, asked: S3Request) -> None:
+        """Refuse a folder marker beside an object of its name: the store would replace the content of the object."""
+        name = asked.key.removesuffix("/")
+        status, _ = await self._store.head(asked.bucket, name)
+        if status == http.HTTPStatus.OK:
+            raise WireError(
+                "ExistingObjectIsFile",
+                f"This store can not hold {asked.key[:200]!r} beside the object {name[:200]!r}; nothing was changed. "
+                "Delete that object, or choose another key.",
+                http_status=409,
+            )
+
+    def _is_of_no_marker(self, answer: aiohttp.ClientResponse) -> bool:
+        """Whether the store has read a folder, or the object of its name, where the client named the folder's marker."""
+        etag = answer.headers.get("ETag")
+        if etag is None or answer.status not in _GOOD:
+            return False
+        has_content = self._store.aliases_keys and answer.headers.get("Content-Length", "0") != "0"
+        return etag == _IMPLIED_FOLDER_ETAG or (has_content and answer.method in {"GET", "HEAD"})
+
     async def _require_bucket(self, bucket: str) -> None:
         status, _ = await self._store.head(bucket, "")
         if status != http.HTTPStatus.OK:
@@ -386,6 +406,8 @@ class S3Front:
             page = await ordered_listing(asked, lambda part: self._store_page(part, outgoing))
             if page is not None:
                 return whole(request, 200, permit.filter_listing(page) if permit.is_filtered else page)
+        if self._store.aliases_keys and asked.method == "PUT" and asked.key.endswith("/"):
+            await self._require_no_object_of_name(asked)
         answer = await self._store.send(asked, outgoing, body)
         try:
             if answer.status == 400 and "x-amz-request-id" not in answer.headers:
@@ -396,7 +418,7 @@ class S3Front:
                     http_status=503,
                 )
             self._refuse_where_full(answer)
-            if asked.key.endswith("/") and answer.headers.get("ETag") == _IMPLIED_FOLDER_ETAG:
+            if asked.key.endswith("/") and self._is_of_no_marker(answer):
                 raise WireError("NoSuchKey", "The specified key does not exist.", http_status=404)
             if permit.is_filtered and answer.status == http.HTTPStatus.OK:
                 listing = await self._listing(asked, answer)
