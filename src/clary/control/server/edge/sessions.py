@@ -17,14 +17,15 @@ import hashlib
 import hmac
 import json
 import logging
-import os
 import secrets
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clary.base.clock import Clock, boot_id
+from clary.base.whole_files import replace_durably
 
 SESSION_S = 12 * 3600
 CODE_S = 120.0  # the browser opens right after the code is created
@@ -65,6 +66,7 @@ class Sessions:
         self._revoked_path = revoked_path
         self._clock = clock
         self._revoked = _read_revoked(revoked_path)
+        self._revoking = threading.Lock()
         self._codes: dict[str, float] = {}  # digest of a code -> monotonic time of its end
 
     def cookie_name(self, *, is_secure: bool) -> str:
@@ -109,15 +111,19 @@ class Sessions:
         return Session(session_id=facts["id"], user=facts["user"], ends_at_s=facts["end"], csrf=csrf)
 
     def revoke(self, session: Session) -> None:
-        """End a session; it stays ended after a restart, unless the file cannot be written."""
-        self._revoked[session.session_id] = session.ends_at_s
-        while len(self._revoked) > MAX_REVOKED:
-            del self._revoked[next(iter(self._revoked))]
-        temporary = self._revoked_path.with_suffix(".tmp")
+        """End a session; it stays ended after a restart or power cut, unless the file cannot be written.
+
+        Waits for the disk; call it in a thread.
+        """
+        with self._revoking:
+            self._revoked[session.session_id] = session.ends_at_s
+            while len(self._revoked) > MAX_REVOKED:
+                del self._revoked[next(iter(self._revoked))]
+            self._store_revoked()
+
+    def _store_revoked(self) -> None:
         try:
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                json.dump(self._revoked, file)
-            temporary.replace(self._revoked_path)
+            replace_durably(self._revoked_path, json.dumps(self._revoked).encode())
         except OSError as error:  # the session stays ended until the service restarts
             _log.warning("cannot write %s: %s; ended sessions are valid after a restart", self._revoked_path, error)
 

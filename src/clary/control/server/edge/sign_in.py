@@ -71,10 +71,10 @@ class SignIn:
         answer.headers.append(self._set_cookie(cookie, is_secure=request.is_secure, max_age_s=SESSION_S))
         return answer
 
-    def end(self, request: HttpRequest, session: Session | None) -> HttpResponse:
+    async def end(self, request: HttpRequest, session: Session | None) -> HttpResponse:
         """End the session, if there is one, and delete its cookie."""
         if session is not None:
-            self._sessions.revoke(session)
+            await asyncio.to_thread(self._sessions.revoke, session)
         answer = json_answer({})
         answer.headers.append(self._set_cookie("", is_secure=request.is_secure, max_age_s=0))
         return answer

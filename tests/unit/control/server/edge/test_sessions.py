@@ -3,7 +3,9 @@
 import asyncio
 import hmac
 import json
+import os
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from own_pages import FewParts
@@ -107,6 +109,14 @@ def test_a_revoked_session_stays_revoked_after_a_restart_of_the_service(sessions
     monkeypatch.setattr(sessions_module, "MAX_REVOKED", 1)
     again.revoke(kept[0])
     assert list(json.loads((tmp_path / "revoked.json").read_text())) == [kept[0].session_id], "they add up for ever"
+
+
+def test_a_revoked_session_is_on_the_disk_when_the_sign_out_is_answered(sessions, signing_in, tmp_path, monkeypatch):
+    forced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: forced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    done(signing_in.end(asked("DELETE"), sessions.begin()[0]))
+    assert [Path(path).parent for path in forced[:-1]] == [tmp_path], "the file"
+    assert forced[-1] == str(tmp_path), "its name"
 
 
 @pytest.mark.parametrize("step_s", [60, 3600, 86_400, -60, -3600, -86_400])
