@@ -1,6 +1,7 @@
 """Meaning of CUDA under CLARY_CUDA_ON_CPU=1. Functions `test_...()`; see `torch_programs`."""
 
 import ast
+import inspect
 import io
 import tempfile
 import threading
@@ -244,6 +245,11 @@ def test_activation_offloading_runs_its_gpu_path():
 def test_functions_without_a_meaning_on_the_cpu_raise_with_their_name():
     for name in ("CUDAGraph", "graph", "MemPool", "graph_pool_handle", "make_graphed_callables"):
         assert f"CLARY_CUDA_ON_CPU=1: torch.cuda.{name} has" in str(raised(getattr(torch.cuda, name), None))
+
+
+def test_a_refused_function_shows_what_it_wraps():
+    assert "torch.cuda.use_mem_pool has" in str(raised(torch.cuda.use_mem_pool, None))
+    assert inspect.isgeneratorfunction(inspect.unwrap(torch.cuda.use_mem_pool))  # torch 2.14's compiler reads it
 
 
 def test_classes_of_torch_cuda_stay_classes():

@@ -70,6 +70,38 @@ def test_all_reduce_supports_every_operation_but_premul_sum(rank, size):
     assert "PREMUL_SUM" in raised(NotImplementedError, dist.all_reduce, torch.ones(1), premul)
 
 
+def test_averages_of_integers_are_rounded_toward_zero(rank, size):
+    for dtype in (torch.int8, torch.int32, torch.int64):
+        values = [torch.tensor([3, -3 - peer, 2 * peer, 7], dtype=dtype) for peer in range(size)]
+        total = sum(values)
+        mean = (total.double() / size).trunc().to(dtype)
+        tensor = values[rank].clone()
+        dist.all_reduce(tensor, ReduceOp.AVG)
+        assert torch.equal(tensor, mean), dtype
+        transposed = values[rank].repeat(3, 1).t()
+        dist.all_reduce(transposed, ReduceOp.AVG, async_op=True).wait()
+        assert torch.equal(transposed, mean.repeat(3, 1).t()), dtype
+        pair = [values[rank].clone(), values[rank].clone()]
+        with dist._coalescing_manager():
+            for one in pair:
+                dist.all_reduce(one, ReduceOp.AVG)
+        assert all(torch.equal(one, mean) for one in pair), dtype
+        dist.all_reduce_coalesced(pair := [values[rank].clone(), values[rank].clone()], ReduceOp.AVG)
+        assert all(torch.equal(one, mean) for one in pair), dtype
+        tensor = values[rank].clone()
+        dist.reduce(tensor, size - 1, ReduceOp.AVG)
+        assert torch.equal(tensor, mean if rank == size - 1 else values[rank]), dtype
+        part = torch.empty(4, dtype=dtype)
+        dist.reduce_scatter_tensor(part, values[rank].repeat(size), ReduceOp.AVG)
+        assert torch.equal(part, mean), dtype
+        dist.reduce_scatter(part.zero_(), [values[rank]] * size, ReduceOp.AVG)
+        assert torch.equal(part, mean), dtype
+        uneven = torch.empty(1 + rank % 2, dtype=dtype)
+        dist.reduce_scatter(uneven, [values[rank][: 1 + peer % 2] for peer in range(size)], ReduceOp.AVG)
+        assert torch.equal(uneven, mean[: 1 + rank % 2]), dtype
+    raised(ValueError, dist.all_reduce, torch.tensor([True]), ReduceOp.AVG)
+
+
 def test_all_reduce_of_bools_is_or_and_and(rank, size):
     anyone = torch.tensor([rank == 0, False])
     dist.all_reduce(anyone, ReduceOp.MAX)

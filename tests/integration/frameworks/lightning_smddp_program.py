@@ -33,6 +33,7 @@ class Net(lightning.LightningModule):
     def training_step(self, batch, _):
         features, wanted = batch
         loss = nn.functional.mse_loss(self.layers(features), wanted)
+        self.log("loss", loss, on_epoch=True, sync_dist=True)  # averages integers of all ranks too
         self.losses.append(self.all_gather(loss.detach()).mean().item())
         return loss
 

@@ -32,7 +32,9 @@ COMPAT = Path(clary.__file__).parent / "compat"
         (".rules.rule_invoker", "invoke_rule"),
         (".analysis.utils", "no_refresh refresh"),
         (".core.modes", "ModeKeys"),
-        (".profiler.utils", "str2bool"),
+        (".core.collection", "Collection CollectionKeys"),
+        (".core.reduction_config", "ReductionConfig"),
+        (".core.save_config", "SaveConfig SaveConfigMode"),
     ],
 )
 def test_names_are_where_programs_look_for_them(module: str, names: str) -> None:

@@ -69,7 +69,8 @@ def _things(torch: Any) -> dict[str, Any]:
     things: dict[str, Any] = {
         name: lambda *_, _answer=answer, **__: _answer for name, answer in answers_of_cuda().items()
     }
-    things.update((name, refused_function(f"torch.cuda.{name}")) for name in _REFUSED_FUNCTIONS)
+    refused = ((name, getattr(cuda, name, None)) for name in _REFUSED_FUNCTIONS)
+    things.update((name, refused_function(f"torch.cuda.{name}", one)) for name, one in refused)
     classes = ((name, getattr(cuda, name, None)) for name in _REFUSED_CLASSES)
     things.update((name, refused_class(f"torch.cuda.{name}", one)) for name, one in classes if one is not None)
     things.update(

@@ -19,13 +19,19 @@ def refusal(what: str) -> RuntimeError:
     return RuntimeError(f"{VARIABLE}=1: {what} has no meaning on the CPU, so this part cannot be rehearsed")
 
 
-def refused_function(name: str) -> Any:
-    """Return a function that refuses to be called."""
+def refused_function(name: str, original: Any) -> Any:
+    """Return a function that refuses to be called.
+
+    It keeps `__wrapped__` of a decorated function, which torch 2.14 reads when it imports its compiler.
+
+    Args:
+        original: torch's function; None if this version has none.
+    """
 
     def refuse(*_: Any, **__: Any) -> None:
         raise refusal(name)
 
-    return refuse
+    return refuse if original is None else functools.wraps(original)(refuse)
 
 
 def refused_class(name: str, original: type) -> type:

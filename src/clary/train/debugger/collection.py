@@ -127,7 +127,7 @@ class Collection:
                 )
             try:
                 re.compile(one)
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 raise ConfigurationError(
                     f"collection {self.name}: include_regex {one!r} is no regular expression: {error}"
                 ) from error

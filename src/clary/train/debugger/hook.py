@@ -207,6 +207,8 @@ class Hook(HookOptions, ModuleHooks):
         atexit.unregister(self.close)
         self._capture.close()
 
+    _cleanup = close  # smdebug's method, which public scripts call
+
     # State.
 
     @property

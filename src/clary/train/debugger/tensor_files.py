@@ -164,7 +164,7 @@ def read_index(files: Files, name: str) -> StepIndex:
     values_at = _HEAD.size + length + _padding(_HEAD.size + length)
     try:
         return _parse(json.loads(text), values_at, size)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise TensorFileError(f"{name}: its index can not be read: {error!r}") from error
 
 

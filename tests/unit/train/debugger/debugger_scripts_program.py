@@ -577,3 +577,71 @@ def test_later_steps_of_the_hook_reach_collections_that_were_read_and_not_change
     assert trial.tensor("CrossEntropyLoss_output_0").steps() == [0, 2, 4, 5]
     assert trial.tensor("Net_fc.bias").steps() == [0, 3, 6]
     assert trial.tensor("gradient/Net_fc.bias").steps() == [0, 1, 2, 3, 4, 5, 6]
+
+
+# Modules that a step calls several times.
+
+
+class Shared(Net):
+    """Calls its ReLU twice, as torchvision's blocks do; the second call may be computed again in the backward pass."""
+
+    def __init__(self, again=False):
+        super().__init__()
+        self.again = again
+
+    def forward(self, x):
+        hidden = self.relu(self.fc(x))
+        more = hidden + 1
+        if self.again:
+            return self.out(torch.utils.checkpoint.checkpoint(self.relu, more, use_reentrant=False))
+        return self.out(self.relu(more))
+
+
+@in_folder
+def test_values_of_a_module_s_next_call_have_the_next_numbers(at, lines):
+    for again in (False, True):
+        hook = smd.Hook(at / str(again), save_config=EVERY, save_all=True)
+        model = Shared(again)
+        hook.register_module(model)
+        train(model, 2)
+        hook.close()
+        trial = debugger.create_trial(at / str(again))
+        names = [f"relu_{side}_{number}" for side in ("input", "output") for number in (0, 1)]
+        assert sorted(trial.tensor_names(regex="^relu_")) == names
+        for step in (0, 1):
+            first, second = (trial.tensor(f"relu_output_{number}").value(step) for number in (0, 1))
+            assert np.array_equal(second, first + 1)
+        assert trial.tensor_names(regex=".*relu_output") == names[2:]
+
+
+# Private names of smdebug that public scripts and rules use.
+
+
+class CountsEvaluations(debugger.Rule):
+    """As in the example of iterative pruning."""
+
+    def __init__(self, base_trial):
+        super().__init__(base_trial)
+        self.seen = []
+
+    def invoke_at_step(self, step):
+        if self.base_trial._global_to_mode[step][0] == smd.modes.EVAL:
+            self.seen.append(self.base_trial._global_to_mode[step][1])
+        return False
+
+
+@in_folder
+def test_rules_of_public_examples_find_the_phases_of_steps(at, lines):
+    hook, model = make(at)
+    for mode in (ModeKeys.TRAIN, ModeKeys.EVAL, ModeKeys.TRAIN, ModeKeys.EVAL):
+        hook.set_mode(mode)
+        train(model, 2)
+    hook._cleanup()
+    trial = debugger.create_trial(at)
+    assert trial.loaded_all_steps
+    rule = CountsEvaluations(trial)
+    for step in trial.steps():
+        rule.invoke(step)
+    assert rule.seen == [0, 1, 2, 3]
+    assert dict(trial._global_to_mode)[7] == (ModeKeys.EVAL, 3)
+    assert 8 not in trial._global_to_mode

@@ -70,6 +70,21 @@ for name in debugger.__all__ + smd.__all__:
     assert "clary.train.debugger.reading.trial" in loaded(TRAIN_PYTHON, program)
 
 
+def test_names_of_smdebug_s_inner_modules_are_those_of_the_package() -> None:
+    program = """
+import smdebug, smdebug.pytorch as smd
+from smdebug.core.collection import CollectionKeys
+from smdebug.pytorch.collection import *
+from smdebug.pytorch.hook import *
+from smdebug.pytorch.singleton_utils import del_hook, get_hook, set_hook
+assert (Hook, Collection) == (smd.Hook, smd.Collection)
+assert CollectionKeys is smd.CollectionKeys is smdebug.CollectionKeys
+assert (del_hook, get_hook, set_hook) == (smd.del_hook, smd.get_hook, smd.set_hook)
+assert type(Hook("tensors", dry_run=True).collection_manager) is CollectionManager
+"""
+    assert not loaded(TRAIN_PYTHON, program) & READING
+
+
 def test_an_unknown_name_raises_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         _ = debugger.Nothing

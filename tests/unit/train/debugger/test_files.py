@@ -102,6 +102,7 @@ GOOD: dict[str, Any] = {
         {"mode": "NONE"},
         {"worker": ""},
         {"written_at": "soon"},
+        {"written_at": 10**400},
         {"tensors": {"a": 1}},
         {"tensors": [{"name": "a", "dtype": "object", "shape": [2]}]},
         {"tensors": [{"name": "a" * 2000, "dtype": "float32", "shape": [2]}]},
@@ -111,6 +112,7 @@ GOOD: dict[str, Any] = {
         {"tensors": [{"name": "a", "dtype": "float32", "shape": [2], "start": -8}]},
         {"tensors": [{"name": "a", "dtype": "float32", "shape": [0] * 100}]},
         {"tensors": [{"name": "a", "dtype": "float32", "shape": [1], "reductions": {"__class__": 1}}]},
+        {"tensors": [{"name": "a", "dtype": "float32", "shape": [1], "reductions": {"mean": 10**400}}]},
         {"more": 1},
     ],
     ids=str,
@@ -305,6 +307,14 @@ def test_a_training_ends_once_all_started_workers_have_ended(tmp_path: Path) -> 
     assert second.close(limit_s=LIMIT_S)
     assert trial.steps() == [0, 3]
     assert trial.has_ended
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"ended_at": []}', '{"ended_at": 1' + "0" * 400 + "}", "[" * 100_000])
+def test_a_damaged_end_counts_as_an_end(tmp_path: Path, text: str) -> None:
+    writer = write_steps(tmp_path, 0, worker="worker_0")
+    assert writer.close(limit_s=LIMIT_S)
+    (tmp_path / "ended" / "worker_0.json").write_text(text)
+    assert create_trial(tmp_path).loaded_all_steps
 
 
 def test_a_training_of_several_hosts_ends_once_all_hosts_of_one_attempt_have_ended(tmp_path: Path) -> None:

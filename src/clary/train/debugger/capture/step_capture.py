@@ -27,7 +27,7 @@ from clary.train.debugger.capture.module_watch import ModuleWatch, StepWatch
 from clary.train.debugger.capture.own_hooks import OwnHooks
 from clary.train.debugger.capture.passed_values import EarlyValues, PassedValues
 from clary.train.debugger.capture.step_counting import CountsFile, restored_counts
-from clary.train.debugger.capture.surroundings import has_plain_tensors
+from clary.train.debugger.capture.surroundings import has_plain_tensors, is_in_backward
 from clary.train.debugger.capture.worker_output import WorkerOutput
 from clary.train.debugger.collection import Collection, CollectionKeys
 from clary.train.debugger.errors import FolderTaken
@@ -75,6 +75,7 @@ class StepCapture:
         self._has_gradients = False  # whether this step began with gradients; values may be passed under `no_grad`
         self._chooser: Chooser | None = None
         self._now: list[Collection] = []  # collections that this step saves
+        self._num_values: dict[tuple[str, str], int] = {}  # (module, side) -> number of this step's inputs or outputs
         self._leaves_be = False  # whether this step is not saved because it would replace another program's step
         self._has_trained = False
         self._step_watch: StepWatch | None = None
@@ -156,17 +157,23 @@ class StepCapture:
 
     @_guarded
     def see_values(self, name: str, kind: str, side: str, values: Any) -> None:
-        """Save the inputs or the outputs of a module.
+        """Save the inputs or the outputs of a module; a module's next call in the step goes on with the numbers.
+
+        Calls that compute a part of the model again in the backward pass are left out.
 
         Args:
             name, kind, values: as for `see_module`.
             side: `input` or `output`.
         """
-        for place, tensor in enumerate(_tensors(values)):
+        if kind and is_in_backward():
+            return
+        tensors, first = _tensors(values), self._num_values.get((name, side), 0) if kind else 0
+        for place, tensor in enumerate(tensors, first):
             alias = f"{name}.{kind}_{side}_{place}" if kind and kind not in name.lower() else ""
             full = f"{name}_{side}_{place}"
-            # A module's name is unique; a loss may be computed several times.
+            # Modules have names of their own; different losses may have the same.
             self._see_tensor(full if kind else self._output.free_name(full), tensor, alias)
+        self._num_values[name, side] = first + len(tensors)
 
     @_guarded
     def see_tensor(self, name: str, tensor: torch.Tensor) -> None:
@@ -229,6 +236,7 @@ class StepCapture:
             self._step_watch.end()
             self._step_watch = None
         self._now = []
+        self._num_values.clear()
         self._output.finish_step()
 
     @_guarded

@@ -21,6 +21,12 @@ def is_traced() -> bool:
     return bool(_is_compiling() or torch.jit.is_tracing())
 
 
+def is_in_backward() -> bool:
+    """Whether a backward pass calls the program, as when a part of the model is computed again."""
+    task: Any = getattr(torch._C, "_current_graph_task_id", None)
+    return task is not None and task() >= 0
+
+
 def is_compiled(modules: Iterable[torch.nn.Module]) -> bool:
     """Whether torch.compile has compiled something in this process, or will compile one of these modules.
 

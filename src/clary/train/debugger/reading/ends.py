@@ -81,5 +81,5 @@ def _ended_at(files: Files, name: str) -> float:
     """Return the time of a worker's end mark; a damaged mark also counts as an end."""
     try:
         return float(json.loads(files.read(name, 0, _MAX_JSON))["ended_at"])
-    except (ValueError, TypeError, KeyError, RecursionError, FileNotFoundError, TensorFileError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, FileNotFoundError, TensorFileError):
         return math.inf

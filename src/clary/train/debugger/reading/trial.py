@@ -9,10 +9,16 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 from clary.train.debugger.collection import Collection
-from clary.train.debugger.errors import ConfigurationError, StepNotYetAvailable, StepUnavailable, TensorUnavailable
+from clary.train.debugger.errors import (
+    ConfigurationError,
+    NoMoreData,
+    StepNotYetAvailable,
+    StepUnavailable,
+    TensorUnavailable,
+)
 from clary.train.debugger.files import Files
 from clary.train.debugger.modes import ModeKeys
 from clary.train.debugger.reading.saved_steps import StepState
@@ -127,6 +133,11 @@ class Trial:
     def mode_step(self, global_step: int) -> int:
         """Return a step's number in its phase. Raises: as `check_step`."""
         return self._index(global_step).mode_step
+
+    @property
+    def _global_to_mode(self) -> PhasesOfSteps:
+        """Step -> its phase and its number there; rules of public examples read this attribute of smdebug."""
+        return PhasesOfSteps(self)
 
     def global_step(self, mode: ModeKeys, mode_step: int) -> int:
         """Return the global number of a phase's step. Raises: as `check_step`."""
@@ -275,3 +286,23 @@ class Trial:
         self.refresh()
         self.check_step(global_step, ModeKeys.GLOBAL)
         return self._steps.first_index(global_step)
+
+
+class PhasesOfSteps(Mapping[int, tuple[ModeKeys, int]]):
+    """Global step -> (phase, number in the phase) of a trial's steps."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+
+    def __getitem__(self, step: int) -> tuple[ModeKeys, int]:
+        """Return the phase and number of a step. Raises: KeyError."""
+        try:
+            return self._trial.mode(step), self._trial.mode_step(step)
+        except (NoMoreData, StepNotYetAvailable, StepUnavailable) as error:
+            raise KeyError(step) from error
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._trial.steps())
+
+    def __len__(self) -> int:
+        return len(self._trial.steps())

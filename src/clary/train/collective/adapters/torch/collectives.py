@@ -40,11 +40,12 @@ from clary.train.collective.adapters.torch.calls import (
 )
 from clary.train.collective.adapters.torch.completion import CompletionThread
 from clary.train.collective.adapters.torch.tensors import (
+    averages_integers,
     check_equal,
-    core_op,
     dense,
     moved,
     reduced,
+    reduction_of,
     single,
     tensors_are_read_by,
 )
@@ -83,7 +84,7 @@ class Collectives:
         """
         if type(opts) is not AllreduceOptions:
             tensors, opts = as_list(tensors), options_of(AllreduceOptions, opts, timeout, op=_op_in(opts))
-        if self._reader is not None:
+        if self._reader is not None and len(tensors) == 1 and not averages_integers(tensors[0], opts):
             ticket = self._reader.reduce_tensor(tensors, opts, self._timeout_s)
             if ticket is not None:
                 return self._read(ticket, opts, tensors, tensors)
@@ -139,14 +140,15 @@ class Collectives:
         tensor = single(tensors, "reduce")
         if not tensor.is_cpu and (other := self._elsewhere(tensor)) is not None:
             return other.reduce(tensors, opts)
-        number = core_op(opts.reduceOp)
         buffer = dense(tensor, "reduce")
+        number, complete = reduction_of(buffer, opts, self._num_ranks)
         count, dtype = reduced(buffer, number, "reduce")
         is_root = opts.rootRank == self._own_rank
         address = buffer.data_ptr()
         asked = Operation(Kind.REDUCE, dtype, count, address, address if is_root else 0, root=opts.rootRank)
         asked.reduction = number
-        return self._run(asked, opts, tensors, buffer, _copy_back_one(tensor, buffer) if is_root else None)
+        finish = _both(complete, _copy_back_one(tensor, buffer)) if is_root else None
+        return self._run(asked, opts, tensors, buffer, finish)
 
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         """Collect a tensor of every rank into a list of tensors in rank order; their sizes may differ by rank.
@@ -270,7 +272,7 @@ class Collectives:
             opts: ReduceScatterOptions; None for a sum.
         """
         opts = opts if type(opts) is ReduceScatterOptions else options_of(ReduceScatterOptions, opts)
-        if self._reader is not None:
+        if self._reader is not None and not averages_integers(input, opts):
             ticket = self._reader.scatter_tensor(output, input, opts, self._timeout_s)
             if ticket is not None:
                 return self._read(ticket, opts, [output], (output, input))
@@ -483,34 +485,35 @@ class Collectives:
         return self._elsewhere(tensors[0]) if len(tensors) > 0 and not tensors[0].is_cpu else None
 
     def _reduce_all(self, tensor: torch.Tensor, opts: Any) -> Work:
-        op = core_op(opts.reduceOp)
         buffer = dense(tensor, "all_reduce")
+        op, complete = reduction_of(buffer, opts, self._num_ranks)
         count, dtype = reduced(buffer, op, "all_reduce")
         address, asynchronous = buffer.data_ptr(), is_asynchronous(opts)
         ticket = self._core.all_reduce(
             address, address, count, dtype, op, asynchronous, limit_s_of(opts, self._timeout_s)
         )
-        return self._work(ticket, asynchronous, [tensor], buffer, _copy_back_one(tensor, buffer))
+        finish = _both(complete, _copy_back_one(tensor, buffer))
+        return self._work(ticket, asynchronous, [tensor], buffer, finish)
 
     def _reduce_flat(self, tensors: list[torch.Tensor], opts: Any) -> Work:
         """Reduce tensors of one type in place, as one."""
         if len(tensors) == 1:
             return self._reduce_all(tensors[0], opts)
-        op = core_op(opts.reduceOp)
         flat = torch.cat([dense(tensor, "all_reduce_coalesced").detach().reshape(-1) for tensor in tensors])
+        op, complete = reduction_of(flat, opts, self._num_ranks)
         count, dtype = reduced(flat, op, "all_reduce_coalesced")
         parts = flat.split([tensor.numel() for tensor in tensors])
-        finish = partial(_copy_back, list(zip(tensors, parts, strict=True)))
+        finish = _both(complete, partial(_copy_back, list(zip(tensors, parts, strict=True))))
         asked = Operation(Kind.ALL_REDUCE, dtype, count, flat.data_ptr(), flat.data_ptr(), reduction=op)
         return self._run(asked, opts, tensors, flat, finish)
 
     def _reduce_scatter(
         self, output: torch.Tensor, source: int, sources: list[int] | None, held: Any, opts: Any
     ) -> Work:
-        op = core_op(opts.reduceOp)
         buffer = dense(output, "reduce_scatter")
+        op, complete = reduction_of(buffer, opts, self._num_ranks)
         count, dtype = reduced(buffer, op, "reduce_scatter")
-        finish = _copy_back_one(output, buffer)
+        finish = _both(complete, _copy_back_one(output, buffer))
         if sources is not None:
             asked = Operation(Kind.REDUCE_SCATTER, dtype, count, 0, buffer.data_ptr(), reduction=op)
             asked.chunks = Chunks(sources=sources)
@@ -523,15 +526,15 @@ class Collectives:
 
     def _reduce_each(self, output: torch.Tensor, inputs: Tensors, opts: Any) -> Work:
         """Reduce tensors of different sizes, each to its rank."""
-        op = core_op(opts.reduceOp)
         buffer = dense(output, "reduce_scatter")
+        op, complete = reduction_of(buffer, opts, self._num_ranks)
         works = []
         for root, tensor in enumerate(inputs):
             source = dense(tensor, "reduce_scatter")
             count, dtype = reduced(source, op, "reduce_scatter")
             target = buffer.data_ptr() if root == self._own_rank else 0
             asked = Operation(Kind.REDUCE, dtype, count, source.data_ptr(), target, reduction=op, root=root)
-            finish = _copy_back_one(output, buffer) if target else None
+            finish = _both(complete, _copy_back_one(output, buffer)) if target else None
             works.append(self._run(asked, opts, [output], (source, buffer), finish))
         return _joint(works, [output])
 
@@ -645,6 +648,18 @@ def _written(outputs: Tensors, operation: str) -> tuple[list[torch.Tensor], Call
     buffers = [dense(output, operation) for output in outputs]
     copies = [pair for pair in zip(outputs, buffers, strict=True) if pair[0] is not pair[1]]
     return buffers, partial(_copy_back, copies) if copies else None
+
+
+def _both(first: Callable[[], None] | None, second: Callable[[], None] | None) -> Callable[[], None] | None:
+    """Return a function that calls two functions in this order, each of which may be missing."""
+    if first is None or second is None:
+        return first or second
+
+    def call() -> None:
+        first()
+        second()
+
+    return call
 
 
 def _copy_back_one(tensor: torch.Tensor, buffer: torch.Tensor) -> Callable[[], None] | None:

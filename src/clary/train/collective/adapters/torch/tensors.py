@@ -7,7 +7,8 @@ that torch marks as conjugated or negated (`x.conj()`): their memory holds other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,9 @@ DTYPES: dict[torch.dtype, int] = {
     torch.bool: int(Dtype.BOOL),
 }
 BYTES = int(Dtype.UINT8)
-_LINEAR = (int(CoreOp.SUM), int(CoreOp.AVG))
+_SUM, _AVG = int(CoreOp.SUM), int(CoreOp.AVG)
+_LINEAR = (_SUM, _AVG)
+_INTEGERS = frozenset((torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8))
 
 # Source of `CORE_OPS`, which is keyed by the number of torch's operation; that number is also its hash.
 _OPS: tuple[tuple[object, CoreOp], ...] = (
@@ -68,6 +71,38 @@ def core_op(op: ReduceOp) -> int:
             f"backend smddp does not support ReduceOp {op.op}; scale the tensor, then use ReduceOp.SUM"
         )
     return number
+
+
+def averages_integers(tensor: torch.Tensor, opts: Any) -> bool:
+    """Whether options of torch ask for an average of integers, which the core does not know.
+
+    Args:
+        tensor: of any shape.
+        opts: torch's options of the call; read only for tensors that are not floating, since reading takes time.
+    """
+    if tensor.is_floating_point():
+        return False
+    return hash(opts.reduceOp) == hash(ReduceOp.AVG) and tensor.dtype in _INTEGERS
+
+
+def reduction_of(buffer: torch.Tensor, opts: Any, num_ranks: int) -> tuple[int, Callable[[], None] | None]:
+    """Return the core's number for torch's operation, and a function that completes its result, or None.
+
+    An average of integers is their sum, divided at the end and rounded toward zero, as over NCCL.
+
+    Args:
+        buffer: the result, of any shape; dense.
+        opts: torch's options of the call.
+    Raises: as `core_op`.
+    """
+    if averages_integers(buffer, opts):
+        return _SUM, partial(_divide, buffer, num_ranks)
+    return core_op(opts.reduceOp), None
+
+
+def _divide(buffer: torch.Tensor, num_ranks: int) -> None:
+    with torch.no_grad():
+        buffer.div_(num_ranks, rounding_mode="trunc")
 
 
 def check_memory(tensor: torch.Tensor, operation: str) -> None:
