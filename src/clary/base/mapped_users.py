@@ -16,6 +16,8 @@ import ctypes
 import os
 from dataclasses import dataclass
 
+from clary.base.shared_limits import enter_limited_users
+
 NUM_IDS = 65536
 _FIRST_RANGE = 1_879_048_192
 _NUM_RANGES = 4096
@@ -90,7 +92,7 @@ def _make_in_child(ends: tuple[int, int], *, num_networks: int) -> None:
     """Enter one namespace after the other and report each; never returns."""
     code = 1
     try:
-        _unshare_and_say(_CLONE_NEWUSER, ends)
+        enter_limited_users(lambda: _unshare_and_say(_CLONE_NEWUSER, ends))
         for _ in range(num_networks):
             if os.read(ends[0], 1) != _DONE:
                 break

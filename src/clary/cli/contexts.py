@@ -52,8 +52,18 @@ class RemoteService:
     def check(self, name: str) -> None:
         """Refuse a malformed address, and an address for which keys would cross a network unencrypted.
 
+        Also refuse control characters: `clary env` writes these texts into lines of files of the AWS CLI, where a
+        further line may name a program to run.
+
         Raises: ClaryError.
         """
+        for member, value in asdict(self).items():
+            if not str(value).isprintable():
+                raise ClaryError(
+                    f"{name}: {member} has a character that cannot be printed, such as a line end; expected one line "
+                    "of text: ask for a new `clary context export`",
+                    fault=Fault.USER,
+                )
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
             raise ClaryError(

@@ -36,6 +36,7 @@ class Copied:
     source: str  # s3:// URI, or the log's stream
     path: Path
     size_bytes: int
+    links_left_out: tuple[str, ...] = ()  # of an unpacked archive: links that lead out of the folder
 
 
 def place_of(connection: Connection, job: str, thing: str) -> str:
@@ -87,8 +88,8 @@ def fetch(store: ObjectStore, uri: str, target: Path, *, unpacks: bool, what: st
         raise WireError("NotFound", f"{what} does not exist: there is no object {uri}")
     if unpacks:
         with store.open_reader(place.bucket, place.key, etag=facts.etag) as stream:
-            unpacked = extract_tar(stream, target, label=uri)
-        yield Copied(source=uri, path=target, size_bytes=unpacked.size_bytes)
+            unpacked = extract_tar(stream, target, label=uri, is_for_person=True)
+        yield Copied(source=uri, path=target, size_bytes=unpacked.size_bytes, links_left_out=unpacked.links_left_out)
         return
     path = target / Path(place.key).name if target.is_dir() else target
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +115,7 @@ def fetch_logs(connection: Connection, job: str, target: Path) -> Iterator[Copie
         )
     target.mkdir(parents=True, exist_ok=True)
     for host in hosts:
-        path = target / f"{host}.log"
+        path = target / _inside(f"{host}.log", f"the log of {host} of {job}")
         with disk_errors_named(path, needed_bytes=None), path.open("w", encoding="utf-8") as file:
             for line in _lines(connection, job, host):
                 file.write(f"{line['text']}\n")

@@ -5,17 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from clary.base.errors import ClaryError, Fault
-from clary.cli.checkpoint_words import size
+from clary.cli.checkpoint_words import count, size
 from clary.cli.connection import Connection, connect
 from clary.cli.copying import CODE, LOGS, MODEL, OUTPUT, THINGS, Copied, fetch, fetch_logs, place_of
 from clary.cli.parsers import did_you_mean
+from clary.cli.tables import visible
 from clary.contract.launch_plan import Endpoint
 from clary.contract.object_store import ObjectStore
+
+NAMED_LINKS = 5
 
 
 def add_parser(commands: Any) -> None:
@@ -40,7 +44,13 @@ def run(options: argparse.Namespace) -> int:
     for item in _copy(connect(), job, thing, options.target, unpacks=options.extract):
         copied.append({"from": item.source, "to": str(item.path), "size_bytes": item.size_bytes})
         if not options.json:
-            print(f"{item.path}  {size(item.size_bytes)}", flush=True)
+            print(f"{visible(str(item.path))}  {size(item.size_bytes)}", flush=True)
+        if item.links_left_out:
+            print(
+                f"clary: {count(len(item.links_left_out), 'link')} left out, which would lead out of {item.path}: "
+                f"{', '.join(map(ascii, item.links_left_out[:NAMED_LINKS]))}",
+                file=sys.stderr,
+            )
     if options.json:
         print(json.dumps(copied, indent=2))
     return 0

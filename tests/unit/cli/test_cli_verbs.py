@@ -237,6 +237,14 @@ def test_cp_makes_the_folder_that_a_slash_at_the_end_asks_for(serve_copies, tmp_
     assert (tmp_path / "new" / "model.tar.gz").is_file()
 
 
+def test_cp_prints_a_line_for_each_file_whatever_a_program_has_called_its_objects(serve_copies, monkeypatch, capsys):
+    store = FakeStore("ckpt/a\nfixed/b.pt  5 B\x1b[2J")
+    monkeypatch.setattr("clary.cli.cp.ObjectStore", lambda endpoint: contextlib.nullcontext(store))
+    assert main(["cp", "x:checkpoints", "here"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("here/a\\nfixed/b.pt  5 B\\x1b[2J  ")
+
+
 @pytest.mark.parametrize(
     ("source", "dest", "words"),
     [

@@ -158,6 +158,29 @@ def test_an_invalid_export_is_refused(home, tmp_path, text, capsys):
     assert "expected what `clary context export` prints" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"region": "us-west-2\ncredential_process = touch here"},
+        {"access_key_id": "K\r[plugins]"},
+        {"secret_access_key": "s\u2028t"},
+        {"admin_token": "a\nb"},
+        {"url": "https://gpu1:4571\n"},
+        {"url": "https://gpu1:4571?\ncredential_process = touch here"},
+        {"default_bucket": "a\x1b[2J"},
+        {"ca_file": "ca\n.pem"},
+    ],
+    ids=ascii,
+)
+def test_an_export_cannot_add_lines_to_files_of_other_clients(home, tmp_path, changed, capsys):
+    (tmp_path / "bad.json").write_text(json.dumps(SERVICE | changed))
+    assert main(["context", "add", "bad", str(tmp_path / "bad.json")]) == 2
+    error = capsys.readouterr().err
+    assert f"context bad: {next(iter(changed))} has a character that cannot be printed" in error
+    assert "hidden" not in error
+    assert not (home / "contexts.json").exists()
+
+
 @pytest.mark.parametrize("name", ["local", "a b", "../x", ""])
 def test_an_invalid_name_is_refused(home, tmp_path, name):
     (tmp_path / "one.json").write_text(json.dumps(SERVICE))

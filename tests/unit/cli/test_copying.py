@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from clary.base.errors import WireError
-from clary.cli.copying import CHECKPOINTS, CODE, MODEL, place_of
+from clary.base.errors import ClaryError, WireError
+from clary.cli.copying import CHECKPOINTS, CODE, MODEL, fetch_logs, place_of
 
 
 def connection(**request):
@@ -51,3 +51,12 @@ def test_other_parts():
     assert place_of(found, "job-1", MODEL) == "s3://b/out/job-1/output/model.tar.gz"
     with pytest.raises(WireError, match="no CheckpointConfig"):
         place_of(connection(), "job-1", CHECKPOINTS)
+
+
+@pytest.mark.parametrize("host", ["../algo-1", "/algo-1", "a/../../algo-1", "a\0b"])
+def test_a_service_that_names_a_path_as_a_host_writes_nothing_beside_the_folder(tmp_path, host):
+    pages = {"hosts": [host], "lines": [], "sure_until_ms": None}
+    fake = SimpleNamespace(job_page=lambda job, page, query: pages)
+    with pytest.raises(ClaryError, match="is no path of a file below a folder"):
+        list(fetch_logs(fake, "job-1", tmp_path / "logs"))
+    assert [path.name for path in tmp_path.rglob("*")] == ["logs"]

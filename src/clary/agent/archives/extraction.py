@@ -1,8 +1,8 @@
 """Extraction of a tar archive into a folder, never outside it.
 
-Where: user code (`sourcedir.tar.gz`) is unpacked through this. Every name is opened part by part from the folder's own
-descriptor without following links. Symbolic links are created last, after the target of each has been resolved, so no
-member can be written through a link.
+Where: user code (`sourcedir.tar.gz`) and the results that `clary cp -x` copies are unpacked through this. Every name is
+opened part by part from the folder's own descriptor without following links. Symbolic links are created last, after the
+target of each has been resolved, so no member can be written through a link.
 """
 
 from __future__ import annotations
@@ -42,10 +42,16 @@ class ArchiveFacts:
 
     num_files: int  # regular files and hard links
     size_bytes: int  # of the files' content
+    links_left_out: tuple[str, ...] = ()  # "NAME -> TARGET" of links that lead out of the folder, sorted
 
 
 def extract_tar(
-    stream: Readable, folder: Path, *, limits: ArchiveLimits | None = None, label: str = "of user code"
+    stream: Readable,
+    folder: Path,
+    *,
+    limits: ArchiveLimits | None = None,
+    label: str = "of user code",
+    is_for_person: bool = False,
 ) -> ArchiveFacts:
     """Unpack a tar archive, plain or gzip, into `folder`, which is made if it is missing.
 
@@ -56,16 +62,22 @@ def extract_tar(
     Args:
         stream: the archive from its first byte.
         label: name of the archive in messages, for example its URI.
+        is_for_person: whether a program's results become files of a person: permissions obey the umask, and links that
+            lead out of the folder are left out, not refused.
     Raises: AgentError: fault USER for a hostile, damaged or oversized archive and for a full disk; the message names
         member and reason. Entries unpacked before the error stay in `folder`; no file is ever written outside.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with _Unpacking(folder, label=label) as unpacking:
+        with _Unpacking(folder, label=label, is_for_person=is_for_person) as unpacking:
             for member in read_members(stream, limits=limits or ArchiveLimits(), label=label):
                 unpacking.add(member)
             unpacking.make_links()
-            return ArchiveFacts(num_files=unpacking.num_files, size_bytes=unpacking.size_bytes)
+            return ArchiveFacts(
+                num_files=unpacking.num_files,
+                size_bytes=unpacking.size_bytes,
+                links_left_out=tuple(sorted(unpacking.left_out)),
+            )
     except OSError as error:
         raise AgentError(f"Archive {label} could not be unpacked into {folder}: {error}") from error
 
@@ -73,14 +85,17 @@ def extract_tar(
 class _Unpacking:
     """One unpacking into one folder; a context manager, because it holds descriptors."""
 
-    def __init__(self, folder: Path, *, label: str) -> None:
+    def __init__(self, folder: Path, *, label: str, is_for_person: bool) -> None:
         self._folder = folder
         self._label = label
+        self._is_for_person = is_for_person
+        self._denied_bits = _umask() if is_for_person else 0
         self._root = Folder.at(folder)
         self._parent: tuple[tuple[str, ...], int] | None = None  # the folder of the last member, kept open
         self._links: dict[tuple[str, ...], str] = {}  # symbolic links still to be made
         self.num_files = 0
         self.size_bytes = 0
+        self.left_out: list[str] = []
 
     def __enter__(self) -> Self:
         return self
@@ -110,11 +125,16 @@ class _Unpacking:
 
     def make_links(self) -> None:
         """Make the symbolic links if each of them leads to a path inside the folder."""
+        inside = {}
         for path, target in self._links.items():
             reason = self._why_outside(path, target)
-            if reason:
+            if reason is None:
+                inside[path] = target
+            elif self._is_for_person:
+                self.left_out.append(f"{'/'.join(path)} -> {target}")
+            else:
                 raise refused(self._label, "/".join(path), f"it is a symbolic link to {target!a}, {reason}")
-        for path, target in self._links.items():
+        for path, target in inside.items():
             link = Member(path=path, kind=MemberKind.SYMLINK, target=target)
             with disk_errors_named(self._folder / link.name, needed_bytes=len(target)):
                 os.symlink(target, path[-1], dir_fd=self._open_parent(link))
@@ -124,7 +144,7 @@ class _Unpacking:
             raise self._refused(member, "it is a folder where a symbolic link stood before")
         descriptor = self._open_folders(member, member.path)
         try:
-            os.fchmod(descriptor, member.mode | stat.S_IRWXU)
+            os.fchmod(descriptor, (member.mode & ~self._denied_bits) | stat.S_IRWXU)
         finally:
             os.close(descriptor)
 
@@ -136,7 +156,7 @@ class _Unpacking:
                 view = memoryview(data)
                 while view:
                     view = view[file.write(view) :]
-            os.fchmod(descriptor, member.mode | stat.S_IRUSR | stat.S_IWUSR)
+            os.fchmod(descriptor, (member.mode & ~self._denied_bits) | stat.S_IRUSR | stat.S_IWUSR)
             os.utime(descriptor, (member.mtime_s, member.mtime_s))
         self.num_files += 1
         self.size_bytes += member.size_bytes
@@ -243,3 +263,10 @@ class _Unpacking:
 
     def _refused(self, member: Member, reason: str) -> AgentError:
         return refused(self._label, member.name, reason)
+
+
+def _umask() -> int:
+    """Return the umask of this process, which must have no other thread."""
+    bits = os.umask(0o077)
+    os.umask(bits)
+    return bits

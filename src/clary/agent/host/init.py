@@ -33,6 +33,7 @@ from clary.agent.host.mounts.host_root import build_host_root
 from clary.agent.host.program_users import ProgramUsers, open_program_users, shared_users, why_not_mapped
 from clary.agent.host.standing_by import StandingBy
 from clary.agent.host.stopping.census import Census, DescendantCensus, NamespaceCensus
+from clary.base.shared_limits import enter_limited_users
 
 _FAILED_EXIT_CODE = 70  # sysexits.h EX_SOFTWARE
 
@@ -128,7 +129,7 @@ def _enter_outer_namespaces(order: Mapping[str, Any]) -> tuple[bool, int | None]
 def enter_own_user_namespace() -> None:
     """Become root of a new user namespace that maps only the current user."""
     user, group = os.geteuid(), os.getegid()
-    kernel.unshare(kernel.CLONE_NEWUSER)
+    enter_limited_users(lambda: kernel.unshare(kernel.CLONE_NEWUSER))
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)

@@ -72,9 +72,10 @@ def in_epochs(progress: TrainingProgress, epoch: float | None) -> TrainingProgre
         epoch: epochs completed so far, as a fraction (1.5: half of the second epoch is done); None if unknown.
     Returns: `progress` itself if the number of epochs cannot be computed.
     """
-    if epoch is None or not math.isfinite(epoch) or epoch < _SURE_EPOCH or not progress.total or not progress.done:
-        return progress
-    max_epoch = round(epoch * progress.total / progress.done)
+    if epoch is None or not _SURE_EPOCH <= epoch <= _MOST_STEPS or not progress.total or not progress.done:
+        return progress  # also for NaN
+    computed = epoch * progress.total / progress.done  # infinite for a tiny part that is done
+    max_epoch = round(computed) if computed <= progress.total else 0
     if not 1 <= max_epoch <= progress.total:
         return progress
     steps = max(1, round(progress.total / max_epoch))

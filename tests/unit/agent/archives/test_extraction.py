@@ -105,6 +105,29 @@ def test_setuid_and_setgid_bits_are_dropped_and_owner_is_ignored(tmp_path):
     assert (tmp_path / "suid").stat().st_uid == os.geteuid()
 
 
+def test_a_copy_for_a_person_obeys_the_umask_and_names_the_links_that_it_leaves_out(tmp_path):
+    data = (
+        ArchiveBuilder()
+        .file("open", mode=0o777)
+        .file("below/file", mode=0o666)
+        .entry("folder", tarfile.DIRTYPE)
+        .link("kept", "below/file")
+        .link("passwd", "/etc/passwd")
+        .link("below/up", "../..")
+        .link("second", "passwd")
+    )
+    before = os.umask(0o027)
+    try:
+        facts = extract_tar(io.BytesIO(data.bytes()), tmp_path, is_for_person=True)
+    finally:
+        os.umask(before)
+    modes = {name: stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("open", "below/file", "folder")}
+    assert modes == {"open": 0o750, "below/file": 0o640, "folder": 0o750}
+    assert os.readlink(tmp_path / "kept") == "below/file"
+    assert facts.links_left_out == ("below/up -> ../..", "passwd -> /etc/passwd", "second -> passwd")
+    assert not [name for name in ("passwd", "below/up", "second") if os.path.lexists(tmp_path / name)]
+
+
 def test_files_without_any_permission_can_still_be_used_by_their_owner(tmp_path):
     unpack(ArchiveBuilder().file("locked", mode=0).bytes(), tmp_path)
     assert stat.S_IMODE((tmp_path / "locked").stat().st_mode) == 0o600

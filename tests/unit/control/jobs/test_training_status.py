@@ -73,6 +73,14 @@ def test_hostile_members_of_a_status_are_ignored(said):
     assert found.progress is None
 
 
+@pytest.mark.parametrize("epoch", ["1e308", "-1e308", "1e300", "nan", "inf", "1e-320"])
+def test_an_epoch_that_no_training_has_is_ignored(epoch):
+    found = read_status(status(5, total_steps=1e12, current_step=1, current_epoch=epoch), None, at_ms=AT_MS)
+    assert (found.progress.done, found.progress.total, found.progress.max_epoch) == (1, 1e12, None)
+    found = read_status(status(1e-320, current_epoch=0.3), None, at_ms=AT_MS)
+    assert (found.progress.done, found.progress.unit, found.progress.max_epoch) == (1e-320, "percent", None)
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=10),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),

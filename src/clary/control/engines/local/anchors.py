@@ -45,7 +45,7 @@ NETWORK_BASE = ipaddress.IPv4Address("10.77.0.0")
 SMALL_PREFIX, SMALL_HOSTS, LARGE_PREFIX = 24, 250, 16
 FIRST_SOURCE, NUM_SOURCES = ipaddress.IPv4Address("127.64.0.1"), (1 << 22) - 2  # last address: 127.127.255.254
 NETWORK = ipaddress.IPv4Network((NETWORK_BASE, LARGE_PREFIX))
-ANCHOR_COMMAND = (sys.executable, "-S", "-m", "clary.control.engines.local.network.fabric")
+ANCHOR_COMMAND = (sys.executable, "-P", "-S", "-m", "clary.control.engines.local.network.fabric")
 
 # Starts a command with its log and returns the child, which the engine reaps.
 Start = Callable[[Sequence[str], Path], LastingProcess]

@@ -28,6 +28,7 @@ async def run_inside(module: str, *arguments: str, doing: str) -> None:
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
+        "-P",
         "-S",
         "-m",
         module,

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from clary.base.limited_runs import RunTooLong, run_limited
 from clary.contract.limits.memory_keepers import MemoryKeeper
 
-PROBE_COMMAND = (sys.executable, "-S", "-m", "clary.agent.host.limits.memory_support")
+PROBE_COMMAND = (sys.executable, "-P", "-S", "-m", "clary.agent.host.limits.memory_support")
 PROBE_TIMEOUT_S = 20.0
 
 _KEPT = {

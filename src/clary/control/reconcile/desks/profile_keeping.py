@@ -106,6 +106,7 @@ async def look_at(folder: Path, *, limit_s: float = LIMIT_S) -> str:
     """Have the traces of a profile read by another process; return why that failed, else an empty text."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
+        "-P",
         "-m",
         "clary.control.traces",
         str(folder),

@@ -41,7 +41,7 @@ from clary.control.reconcile.hub import JobHub
 from clary.control.rehearsal.orders import RehearsalOrder
 from clary.control.rehearsal.requests import rehearsal_names
 
-COMMAND = (sys.executable, "-m", "clary.cli.main")
+COMMAND = (sys.executable, "-P", "-m", "clary.cli.main")
 MAX_RUNNING = 4  # rehearsals of all jobs together; each has two jobs
 LIMIT_S = 2 * 86_400.0 + 3600.0  # the command gives each of its jobs a day
 KILL_S = 10.0

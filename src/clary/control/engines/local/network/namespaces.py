@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 
+from clary.base.shared_limits import enter_limited_users
+
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWNET = 0x40000000
 
@@ -43,7 +45,7 @@ def enter_own_user_namespace() -> None:
     """
     uid, gid = os.geteuid(), os.getegid()
     try:
-        unshare(CLONE_NEWUSER)
+        enter_limited_users(lambda: unshare(CLONE_NEWUSER))
         _write("/proc/self/setgroups", "deny")  # without it an unprivileged gid_map is refused
         _write("/proc/self/uid_map", f"0 {uid} 1")
         _write("/proc/self/gid_map", f"0 {gid} 1")
