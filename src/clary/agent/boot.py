@@ -83,7 +83,9 @@ def main() -> int:
         print(f"clary boot: leaving: {error}", file=sys.stderr, flush=True)
         return EXIT_UNWANTED
     except (Failed, OSError, ValueError, KeyError) as error:
-        print(f"clary boot: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = f"; free space at {_base_folder(options.scratch)}" if is_full else ""
+        print(f"clary boot: {type(error).__name__}: {error}{remedy}", file=sys.stderr, flush=True)
         return EXIT_FAILED
     return EXIT_FAILED
 
@@ -240,9 +242,14 @@ def _proof(options: argparse.Namespace) -> str:
     return output.decode("ascii").strip()
 
 
+def _base_folder(scratch: str) -> str:
+    places = (scratch, os.environ.get("SLURM_TMPDIR"), os.environ.get("TMPDIR"), "/tmp")  # noqa: S108 - `_own_folder` checks
+    return next(place for place in places if place)
+
+
 def _own_folder(scratch: str, tag: str, index: int) -> str:
     """Make this host's private folder on this node; remove the folders of ended hosts."""
-    base = next(place for place in (scratch, os.environ.get("SLURM_TMPDIR"), os.environ.get("TMPDIR"), "/tmp") if place)  # noqa: S108 - checked below
+    base = _base_folder(scratch)
     top = os.path.join(base, f"clary-{os.getuid()}")
     os.makedirs(base, exist_ok=True)
     with contextlib.suppress(FileExistsError):

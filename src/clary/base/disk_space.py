@@ -47,6 +47,18 @@ def full_disk_error(path: Path, *, needed_bytes: int | None) -> AgentError:
     )
 
 
+def where_full(message: str, path: Path) -> str:
+    """Return an error's message, with place, machine and free bytes if it is that of a full disk.
+
+    Args:
+        message: text of an error of the system, whose number it contains.
+        path: a folder on the disk that was written to.
+    """
+    if not any(f"[Errno {number}]" in message for number in _FULL_ERRNOS):
+        return message
+    return f"{message} ({free_bytes(path)} bytes are free at {path} on {os.uname().nodename}; free space there)"
+
+
 @contextmanager
 def disk_errors_named(path: Path, *, needed_bytes: int | None) -> Iterator[None]:
     """Turn ENOSPC, EDQUOT and EFBIG raised in the block into the error of `full_disk_error`.

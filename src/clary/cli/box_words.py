@@ -58,6 +58,17 @@ def box_note(box: Mapping[str, Any], daemon: str) -> str:
     return ""
 
 
+def clock_ahead_s(told_s: float, *, began_s: float, ended_s: float) -> float:
+    """Return by how many seconds a box's clock is ahead at least; negative if it is behind.
+
+    Args:
+        told_s: time of the box's clock, read between the two times of this machine's clock.
+        began_s: before the box was asked.
+        ended_s: after it had answered.
+    """
+    return max(0.0, told_s - ended_s) + min(0.0, told_s - began_s)
+
+
 def clock_words(name: str, ahead_s: float) -> str:
     """Return a warning if the box's clock differs from this machine's clock by more than CLOCK_LIMIT_S; else empty.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from clary.cli.connection import connect
@@ -27,6 +28,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     if not page["kinds"]:
         print(f"{page['engine']} has no nodes{_advice(page['engine'])}")
+        _print_remarks(page)
         return 1
     rows = [
         (
@@ -46,7 +48,15 @@ def run(options: argparse.Namespace) -> int:
     num_nodes = page.get("num_nodes", in_rows)  # a service of an earlier version does not send it
     if num_nodes != in_rows:
         print(f"{num_nodes} nodes in all: some are in several rows")
+    if out_of_use := dict.fromkeys(words for kind in page["kinds"] if (words := kind.get("out_of_use", ""))):
+        print(f"out of use: {', '.join(out_of_use)}")
+    _print_remarks(page)
     return 0
+
+
+def _print_remarks(page: Mapping[str, Any]) -> None:
+    for remark in page.get("remarks", ()):  # a service of an earlier version sends none
+        print(f"!! {remark}")
 
 
 def _advice(engine: str) -> str:

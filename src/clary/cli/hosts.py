@@ -15,7 +15,7 @@ from urllib.parse import quote
 from clary.agent.node.packing import digest_of, pack_node
 from clary.base.errors import ClaryError, Fault, WireError
 from clary.cli.box_admission import checked_probe, fingerprint
-from clary.cli.box_words import box_row, clock_words, shape_words
+from clary.cli.box_words import box_row, clock_ahead_s, clock_words, shape_words
 from clary.cli.connection import Connection, connect
 from clary.cli.moments import minutes
 from clary.cli.remote_python import Place, ask_node
@@ -186,7 +186,7 @@ def _add(connection: Connection, page: Mapping[str, Any], wanted: _Wanted) -> _O
     service = {"url": page["service_url"], "ca_pem": page["ca_pem"], "scratch": wanted.scratch}
     began_s = time.time()
     found = ask_node(wanted.place, "probe", service)
-    ahead_s = float(found.get("time") or 0.0) - (began_s + time.time()) / 2
+    ahead_s = clock_ahead_s(float(found.get("time") or 0.0), began_s=began_s, ended_s=time.time())
     new = checked_probe(found, wanted.name, str(page["service_url"]))
     is_known = any(box["name"] == wanted.name for box in page["boxes"])
     admission = connection.post("boxes", new)

@@ -97,7 +97,10 @@ def ask_node(place: Place, verb: str, document: Mapping[str, Any]) -> dict[str, 
     for line in reversed(output.decode(errors="replace").splitlines()):
         if line.startswith(ANSWER):
             return _read_answer(line.removeprefix(ANSWER), place)
-    raise ClaryError(_why_no_answer(place, code, errors.decode(errors="replace")), fault=Fault.INFRASTRUCTURE)
+    raise ClaryError(
+        _why_no_answer(place, code, *(text.decode(errors="replace") for text in (output, errors))),
+        fault=Fault.INFRASTRUCTURE,
+    )
 
 
 def run_bounded(command: Sequence[str], given: bytes, *, limit_s: float) -> tuple[int, bytes, bytes]:
@@ -172,7 +175,7 @@ def _read_answer(text: str, place: Place) -> dict[str, Any]:
     return answer
 
 
-def _why_no_answer(place: Place, code: int, errors: str) -> str:
+def _why_no_answer(place: Place, code: int, output: str, errors: str) -> str:
     told = _shown(errors.strip())
     if OLD_PYTHON in errors:
         version = _shown(errors.partition(OLD_PYTHON)[2].split("\n")[0])
@@ -183,10 +186,19 @@ def _why_no_answer(place: Place, code: int, errors: str) -> str:
     if code == -1:
         return f"{_named(place)}: no answer within {CALL_LIMIT_S:.0f} s, or far too long a one: {told}"
     if code == EXIT_SSH and place.target:
-        first = f"; try by hand: ssh {place.target} true"
-        return f"{_named(place)}: ssh does not get there: {told}{first}"
+        # The login by hand must not prompt either: a password would work there and not here.
+        first = f"try by hand: ssh -o BatchMode=yes {place.target} true"
+        if "Permission denied" in errors:
+            first = f"ssh is not to prompt, so it needs a key: ssh-copy-id {place.target}; {first}"
+        return f"{_named(place)}: ssh does not get there: {told or 'ssh ended without a word'}; {first}"
     if code == EXIT_NO_PROGRAM:
         return f"{_named(place)}: there is no {place.python}; install Python 3.10 or newer, or name one with --python"
+    if place.target and not told:
+        said = f", but said {_shown(output)!a}" if output.strip() else ""
+        return (
+            f"{_named(place)}: ssh gets there, and the command did not run: exit code {code}{said}; the user's login "
+            "shell or a ForceCommand of its sshd seems to take its place; name a user who may run commands"
+        )
     return f"{_named(place)}: exit code {code}: {told}"
 
 

@@ -63,7 +63,7 @@ def run_reclaim(options: argparse.Namespace) -> int:
 def _market(facts: dict[str, Any]) -> str:
     source = "set by hand" if facts["is_set_by_hand"] else "by the schedule"
     if facts["capacity"] is None:
-        lines = ["spot capacity: as many hosts as fit on this machine"]
+        lines = ["spot capacity: without a limit, as many hosts as there are"]
     else:
         lines = [f"spot capacity: {facts['capacity']} hosts, {source}"]
     if facts["next_change_s"] is not None and not facts["is_set_by_hand"]:

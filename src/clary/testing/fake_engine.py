@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from clary.contract.launch_plan import Isolation, LaunchPlan, NetworkPlan
-from clary.control.engines.interface import Capacity, CutOff, HeldAttempt, HostState, Released
+from clary.control.engines.interface import Capacity, CapacityEnds, CutOff, HeldAttempt, HostState, Released
 from clary.control.scheduling.machine import Machine
 
 GIB = 1024**3
@@ -38,7 +38,9 @@ class FakeEngine:
         self.put_aside: list[str] = []
         self.kept_folders: list[str] = []  # names of ended jobs that still have folders
         self.cut_off_hosts: dict[str, str] = {}  # host name -> reason
+        self.ends: dict[str, CapacityEnds] = {}  # host name -> why the engine takes it back
         self.links_well_at: dict[str, datetime] = {}  # host name -> when its link last worked, if known
+        self.last_signs: dict[str, datetime] = {}  # host name -> last sign of life of a dead host, if known
         self._alive: dict[str, dict[str, bool]] = {}  # pool/1 -> host name -> whether its agent lives
         self._pools: dict[str, str] = {}  # attempt -> pool/1 of its agents
 
@@ -73,6 +75,8 @@ class FakeEngine:
                 cut_off=CutOff(why=self.cut_off_hosts[host.name], last_well_at=self.links_well_at.get(host.name))
                 if host.name in self.cut_off_hosts
                 else None,
+                capacity_ends=self.ends.get(host.name),
+                last_sign_at=self.last_signs.get(host.name),
             )
             for host in plan.hosts
         }

@@ -143,6 +143,21 @@ def test_the_folder_of_a_living_host_stays_if_the_machine_has_too_many_open_file
     assert living.exists()
 
 
+def test_a_full_disk_is_named_with_its_folder(tmp_path, monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    options = SimpleNamespace(service="https://head:1", ca="ca.pem", scratch=str(tmp_path), tag=TAG, index=0)
+    monkeypatch.setattr(boot, "_options", lambda: options)
+    monkeypatch.setattr(boot, "Service", lambda *_: None)
+    monkeypatch.setattr(boot, "node_report", refuse)
+    monkeypatch.setattr(boot.signal, "signal", lambda *_: None)
+    assert boot.main() == boot.EXIT_FAILED
+    told = capsys.readouterr().err
+    assert "No space left on device; free space at " in told
+    assert str(tmp_path) in told
+
+
 def test_a_folder_that_others_could_write_is_refused(tmp_path):
     planted = tmp_path / f"clary-{os.getuid()}"
     planted.mkdir(mode=0o777)

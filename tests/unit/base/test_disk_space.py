@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 
 import pytest
 
-from clary.base.disk_space import disk_errors_named, free_bytes, require_space
+from clary.base.disk_space import disk_errors_named, free_bytes, require_space, where_full
 from clary.base.errors import AgentError, Fault
 
 
@@ -34,3 +35,10 @@ def test_errors_of_full_disks_are_translated(tmp_path, number):
 def test_other_errors_pass(tmp_path):
     with pytest.raises(PermissionError), disk_errors_named(tmp_path, needed_bytes=1):
         raise PermissionError(errno.EACCES, "no")
+
+
+def test_a_message_of_a_full_disk_is_followed_by_the_place_and_the_machine(tmp_path):
+    told = where_full("OSError: [Errno 28] No space left on device", tmp_path)
+    assert told.startswith("OSError: [Errno 28] No space left on device (")
+    assert f" bytes are free at {tmp_path} on {os.uname().nodename}; free space there)" in told
+    assert where_full("OSError: [Errno 2] No such file", tmp_path) == "OSError: [Errno 2] No such file"

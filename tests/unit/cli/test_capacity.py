@@ -50,3 +50,19 @@ def test_fractions_of_hosts_are_shown_only_if_there_are_any(monkeypatch, capsys,
     monkeypatch.setattr(capacity, "connect", lambda: SimpleNamespace(get=lambda path: page))
     assert main(["capacity"]) == 0
     assert capsys.readouterr().out.splitlines()[2].split()[:3] == ["ml.a", "4", shown]
+
+
+def test_nodes_out_of_use_and_settings_that_select_no_node_are_named(monkeypatch, capsys):
+    remark = '[slurm."ml.b"] selects no node: no partition gpuu has nodes; there are cpu'
+    page = {
+        "engine": "slurm",
+        "url": "",
+        "kinds": [{**kind("ml.a", nodes=3), "out_of_use": "c2 is down*: gone"}],
+        "remarks": [remark],
+    }
+    monkeypatch.setattr(capacity, "connect", lambda: SimpleNamespace(get=lambda path: page))
+    assert main(["capacity"]) == 0
+    assert capsys.readouterr().out.splitlines()[3:] == ["out of use: c2 is down*: gone", f"!! {remark}"]
+    page["kinds"] = []
+    assert main(["capacity"]) == 1
+    assert capsys.readouterr().out.splitlines() == ["slurm has no nodes", f"!! {remark}"]

@@ -8,7 +8,7 @@ import pytest
 from clary.base.errors import ClaryError
 from clary.cli import hosts, join
 from clary.cli.box_admission import checked_probe, fingerprint
-from clary.cli.box_words import box_note, box_row, clock_words, shape_words
+from clary.cli.box_words import box_note, box_row, clock_ahead_s, clock_words, shape_words
 from clary.cli.main import main
 from clary.cli.remote_python import MAX_OUTPUT_BYTES, Place, run_bounded
 
@@ -58,6 +58,11 @@ def test_a_box_is_described_in_one_line():
     assert box_row(ending, "d")[6] == "job-7 algo-2 (ending)"
     assert box_note(BOX, "other").startswith("another version of the daemon")
     assert box_note(BOX | {"why": "not heard of"}, "other") == "not heard of"
+
+
+@pytest.mark.parametrize(("told_s", "ahead_s"), [(105.0, 0.0), (100.0, 0.0), (110.0, 0.0), (113.0, 3.0), (95.0, -5.0)])
+def test_the_time_that_a_slow_ssh_takes_is_no_offset_of_a_clock(told_s, ahead_s):
+    assert clock_ahead_s(told_s, began_s=100.0, ended_s=110.0) == ahead_s
 
 
 def test_a_clock_offset_is_shown():

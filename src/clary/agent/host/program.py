@@ -19,6 +19,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from clary.agent.host.output_pipes import LONGEST_REST_S, rest_s_of
 from clary.agent.host.program_record import MAX_NOTE_CHARS, REPORT_KINDS, ProgramRecord
 from clary.agent.host.sandbox import Bind, ProcessSpec, ProgramResult, Sandbox
 from clary.base.clock import Clock, SystemClock
+from clary.base.disk_space import where_full
 from clary.base.errors import AgentError, Fault
 from clary.contract.agent_protocol import ProcessExit
 from clary.contract.launch_plan import Isolation
@@ -344,6 +346,7 @@ class Program:
         reason = self._record.failure or self._first_process.last_words() or "its first process ended without a word"
         if not is_decided:
             reason = f"it was not ready after {START_LIMIT_S:g} s"
+        reason = where_full(reason, Path(self._sandbox.host_folder))
         raise AgentError(
             f"host {self._sandbox.hostname} ({self._sandbox.isolation}) could not be made: {reason}",
             fault=Fault.INFRASTRUCTURE,

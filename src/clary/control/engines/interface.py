@@ -52,6 +52,7 @@ class HostState:
     """An engine's knowledge of one host that it provided."""
 
     is_alive: bool  # whether the agent runs, or may run; False if it was never started
+    last_sign_at: datetime | None = None  # of a dead host's last sign of life, if the engine knows one
     why_dead: str = ""  # reason of the end, if the engine knows more than that the agent has ended
     capacity_ends: CapacityEnds | None = None  # set if the engine reclaims the host
     cut_off: CutOff | None = None  # set if the host has lost its network, though its agent may still report

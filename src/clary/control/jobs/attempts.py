@@ -46,9 +46,26 @@ def reclaim(job: TrainingJob, event: events.Reclaimed, now: datetime) -> Trainin
         if not _is_of_reclaim(job, event):
             return job
         job = replace(job, end_cause=None, failure=None, failed_at=None, has_all_evidence=False)
-    ending = AttemptEnding(kind=AttemptEnd.RECLAIMED, reason=event.reason, asked_at=now)
+    is_by_signal = event.noticed_at is not None
+    ending = AttemptEnding(kind=AttemptEnd.RECLAIMED, reason=event.reason, asked_at=now, is_by_signal=is_by_signal)
     hosts = host_orders.stop(job, reason=RECLAIM_REASON, grace_s=event.grace_s)
     job = replace(job, ending=ending, stop_ordered_at=now, hosts=hosts)
+    return enter(job, SecondaryStatus.INTERRUPTED, event.reason, now=now)
+
+
+def explain(job: TrainingJob, event: events.ReclaimExplained, now: datetime) -> TrainingJob:
+    """Replace the signal that an agent reported by the engine's reason, in an attempt that has not been released.
+
+    Args:
+        job: record of the job.
+        event: contains the engine's reason.
+        now: current time by the job's clock.
+    """
+    if job.is_terminal or job.ending is None or not job.ending.is_by_signal:
+        return job
+    job = replace(job, ending=replace(job.ending, reason=event.reason, is_by_signal=False))
+    if job.secondary_status is not SecondaryStatus.INTERRUPTED:
+        return job
     return enter(job, SecondaryStatus.INTERRUPTED, event.reason, now=now)
 
 

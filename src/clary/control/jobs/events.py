@@ -105,6 +105,13 @@ class Reclaimed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReclaimExplained:
+    """The engine tells why it takes back the capacity of an attempt that an agent's signal has ended."""
+
+    reason: str  # sentence that names the capacity and why it is taken back
+
+
+@dataclass(frozen=True, kw_only=True)
 class UploadOverdue:
     """Results did not reach the object store in time."""
 
@@ -159,6 +166,7 @@ Event = (
     | NoMoreEvidence
     | StopWanted
     | Reclaimed
+    | ReclaimExplained
     | UploadOverdue
     | Released
     | PoolGiven

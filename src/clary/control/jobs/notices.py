@@ -1,7 +1,8 @@
 """Turns a notice that capacity will end into the event that ends the attempt on that capacity. Pure.
 
 Where: `transitions` calls `of_report` when an agent reports a signal; the reconciler calls `reclaimed` when the engine
-reports first. The first notice ends the attempt; later notices change nothing.
+reports first. The first notice ends the attempt; later notices change nothing, but the engine's reason takes the place
+of a signal that an agent has reported.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ _MAX_WHY_CHARACTERS = 200
 _MAX_AGE_S = 24 * 3600.0
 
 
+def reason_of(host: str, why: str) -> str:
+    """Return the sentence that one host's capacity is taken back: one printable line."""
+    words = "".join(character if character.isprintable() else " " for character in why)[:_MAX_WHY_CHARACTERS]
+    return f"{host}: its capacity is taken back ({words})"
+
+
 def reclaimed(host: str, why: str, grace_left_s: float | None, stop_grace_s: float) -> events.Reclaimed:
     """Return the event that ends an attempt because the capacity of one host is reclaimed.
 
@@ -26,8 +33,7 @@ def reclaimed(host: str, why: str, grace_left_s: float | None, stop_grace_s: flo
         grace_left_s: seconds from now to the end of the capacity; None if unknown.
         stop_grace_s: longest grace of programs.
     """
-    words = "".join(character if character.isprintable() else " " for character in why)[:_MAX_WHY_CHARACTERS]
-    reason = f"{host}: its capacity is taken back ({words})"
+    reason = reason_of(host, why)
     if grace_left_s is None or not math.isfinite(grace_left_s):
         return events.Reclaimed(reason=reason, grace_s=stop_grace_s)
     left_s = max(0.0, grace_left_s)

@@ -121,6 +121,7 @@ class AttemptEnding:
     reason: str  # sentence for people
     asked_at: datetime
     failure: JobFailure | None = None  # failure of a failed attempt
+    is_by_signal: bool = False  # whether the reason is only a signal that an agent got, and not yet the engine's words
 
 
 @dataclass(frozen=True, kw_only=True)

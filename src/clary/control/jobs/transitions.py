@@ -263,6 +263,7 @@ _HANDLERS: dict[type, Callable[[TrainingJob, Any, datetime], TrainingJob]] = {
     events.NoMoreEvidence: _no_more_evidence,
     events.StopWanted: _stop_wanted,
     events.Reclaimed: attempts.reclaim,
+    events.ReclaimExplained: attempts.explain,
     events.UploadOverdue: _upload_overdue,
     events.Released: _released,
     events.PoolGiven: _pool_given,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from clary.base.clock import Clock
@@ -17,7 +17,7 @@ from clary.base.errors import Fault
 from clary.base.plain import from_plain
 from clary.contract.agent_protocol import HostPhase
 from clary.contract.launch_plan import LaunchPlan
-from clary.control.background_tasks import keep_running
+from clary.control.background_tasks import FailureLog, keep_running
 from clary.control.engines.cluster.queue import Queue
 from clary.control.engines.interface import Engine, HostState
 from clary.control.jobs import deadlines, events, notices, retries, warm_pools
@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 PASS_INTERVAL_S = 0.5  # between passes without a change: the longest delay until deadlines and dead agents are noticed
 IDLE_INTERVAL_S = 10.0  # between passes while no job waits or has hosts; a change ends the wait
+REASON_WAIT_S = 3.0  # from a signal of the engine to the release of its hosts, while the engine's reason is unknown
 GATHER_S = 0.02  # least time between the end of a pass and the next one
 
 
@@ -72,6 +73,7 @@ class Reconciler:
         self._pools = pools
         self._clock = clock
         self._limits = limits
+        self._failures = FailureLog(log)
         self._tasks = JobTasks()
         self.launcher = Launcher(
             hub=hub,
@@ -153,8 +155,8 @@ class Reconciler:
                 await (self._granter or self.launcher).start_waiting_jobs()
         except StaleLease:
             return  # the service leaves, and has said so
-        except Exception:  # boundary: running jobs are still handled in this pass
-            log.exception("waiting jobs: this pass failed; the next one tries again")
+        except Exception as error:  # noqa: BLE001 - boundary: running jobs are still handled in this pass
+            self._failures.tell("waiting jobs: this pass failed; the next one tries again", error)
         names = dict.fromkeys(job.name for job in self._hub.active_jobs())
         self._plans = {name: plan for name, plan in self._plans.items() if name in names}
         for name in names:
@@ -166,8 +168,8 @@ class Reconciler:
                 await self._follow(job)
             except StaleLease:
                 return
-            except Exception:  # boundary: one job's failure must not affect the other jobs
-                log.exception("job %s: this pass failed; the next one tries again", name)
+            except Exception as error:  # noqa: BLE001 - boundary: one job's failure must not affect the other jobs
+                self._failures.tell(f"job {name}: this pass failed; the next one tries again", error)
 
     async def drain(self) -> None:
         """Start no job from now on; return once no start is being stored any more."""
@@ -209,10 +211,12 @@ class Reconciler:
                 await self._pools.give_up(job, reason)
             return
         if job.is_terminal or job.is_leaving:
-            await self.releaser.release_when_left(job)
+            if not await self._awaits_reason(job):
+                await self.releaser.release_when_left(job)
             return
         plan = self._plan_of(job)
         hosts = await self._engine.hosts(plan)
+        job = await self._explain(job, hosts)
         alive = {name: host.is_alive for name, host in hosts.items()}
         cut_off = {name: host.cut_off for name, host in hosts.items() if host.cut_off is not None}
         if not self.launcher.has_launched(job) and host_losses.may_lack_agents(job):
@@ -237,8 +241,7 @@ class Reconciler:
             log.info("job %s: %s", job.name, reclaimed.reason)
             job = await self._hub.apply(job.name, reclaimed)
         words = {name: host.why_dead for name, host in hosts.items() if host.why_dead}
-        # Hosts of this machine ended with its last boot: the time in which it was off is no training.
-        lost_at = self._hub.cut_short_at(job) if self._granter is None else None
+        lost_at = self._lost_at(job, hosts)
         dead = host_losses.dead_agents(job, alive, signs=signs, words=words)
         for event in (*dead, *host_losses.cut_off_hosts(job, cut_off, before=before)):
             log.warning("job %s: %s", job.name, event.why)
@@ -263,6 +266,23 @@ class Reconciler:
                 self.releaser.fence(job, plan, host)
         await self._replace_lost(job, [host for host in lost if not alive.get(host, False)])
 
+    def _lost_at(self, job: TrainingJob, hosts: Mapping[str, HostState]) -> datetime | None:
+        """Return when the hosts of this machine ended if that was before this service began; None for a later end.
+
+        They ended with the machine's last boot, or with an earlier service, as in a container that is started again.
+        The time in which nothing ran is no training.
+        """
+        if self._granter is not None:
+            return None
+        if (cut_short_at := self._hub.cut_short_at(job)) is not None:
+            return cut_short_at
+        left_at = self._hub.left_at(job)
+        is_known = self.launcher.has_launched(job) or bool(self._gateway.last_signs(job))
+        if left_at is None or is_known or any(host.is_alive for host in hosts.values()):
+            return None
+        signs = [host.last_sign_at for host in hosts.values() if host.last_sign_at is not None]
+        return min(max([left_at, *signs]), self._hub.now_of(job))
+
     def _plan_of(self, job: TrainingJob) -> LaunchPlan:
         """Return the plan of an attempt; it is read once, since passes are frequent and a plan names all hosts."""
         known = self._plans.get(job.name)
@@ -278,6 +298,26 @@ class Reconciler:
         if await self._granter.ask_for_lost(job):
             for host in wanted:
                 self.releaser.note_replaced(job, host)
+
+    async def _awaits_reason(self, job: TrainingJob) -> bool:
+        """Whether an attempt that an engine's signal has ended waits a moment for the engine's reason."""
+        if self._granter is None or job.is_terminal or job.ending is None or not job.ending.is_by_signal:
+            return False
+        job = await self._explain(job, await self._engine.hosts(self._plan_of(job)))
+        if job.ending is None or not job.ending.is_by_signal:
+            return False
+        return self._hub.now_of(job) - job.ending.asked_at < timedelta(seconds=REASON_WAIT_S)
+
+    async def _explain(self, job: TrainingJob, hosts: Mapping[str, HostState]) -> TrainingJob:
+        """Record the engine's reason for the end of an attempt of which only an agent's signal is known so far."""
+        if job.ending is None or not job.ending.is_by_signal:
+            return job
+        for name, host in hosts.items():
+            if host.capacity_ends is not None:
+                reason = notices.reason_of(name, host.capacity_ends.why)
+                log.info("job %s: %s", job.name, reason)
+                return await self._hub.apply(job.name, events.ReclaimExplained(reason=reason))
+        return job
 
     def _reclaimed_by_engine(self, job: TrainingJob, hosts: Mapping[str, HostState]) -> events.Reclaimed | None:
         """Return the event that ends an attempt whose capacity the engine reclaims; None without such a notice."""

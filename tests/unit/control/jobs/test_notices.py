@@ -1,6 +1,7 @@
 """Notices that capacity ends: from an agent's report, or an engine's signal, to the end of the attempt."""
 
 import math
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -77,6 +78,25 @@ def test_a_notice_stops_the_whole_gang_and_the_next_attempt_uses_up_no_restart()
     (past,) = script.job.past_attempts
     assert past.kind is AttemptEnd.RECLAIMED
     assert past.hosts["algo-2"].notice is None, "the last report of that host had none"
+
+
+def test_the_engine_s_reason_takes_the_place_of_the_signal_that_an_agent_reported():
+    script = NoticedScript().run().report("algo-2", HostPhase.RUNNING, notice=NOTICE)
+    assert script.job.ending.is_by_signal
+    told = events.ReclaimExplained(reason="algo-1: its capacity is taken back (Slurm job 6 was cancelled by alice)")
+    script.send(told)
+    assert script.job.transitions[-1].message == told.reason
+    assert script.secondaries().count("Interrupted") == 1
+    script.send(replace(told, reason="another one")).all(HostPhase.EXITED, exits=STOPPED).send(events.Released())
+    assert script.job.past_attempts[0].reason == told.reason
+
+
+def test_an_engine_s_reason_explains_no_other_end():
+    told = events.ReclaimExplained(reason="too late")
+    script = NoticedScript().run().send(told)
+    assert script.job.ending is None
+    script.send(events.Reclaimed(reason="the engine's own words", grace_s=5.0)).send(told)
+    assert script.job.ending.reason == "the engine's own words"
 
 
 def test_a_job_on_demand_pays_its_full_price_for_a_reclaimed_attempt():

@@ -182,6 +182,7 @@ def _events():
             grace_s=st.just(1.0),
         ),
         st.just(events.Reclaimed(reason="the capacity of algo-1 was reclaimed", grace_s=1.0)),
+        st.just(events.ReclaimExplained(reason="the engine tells why")),
         st.just(events.UploadOverdue(limit_s=1.0)),
         st.just(events.Released()),
     )

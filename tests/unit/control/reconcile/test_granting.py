@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 
 from clary.base.errors import EngineError, StoreError, WireError
-from clary.contract.agent_protocol import HostPhase
+from clary.contract.agent_protocol import CapacityNotice, HostPhase
 from clary.contract.statuses import TrainingJobStatus
+from clary.control.engines.interface import CapacityEnds
 from clary.control.jobs import events
 from clary.control.reconcile.granting import expect_boots
+from clary.control.reconcile.reconciler import REASON_WAIT_S
 from clary.control.reconcile.unowned_hosts import UnownedHosts
 from clary.control.settings import Settings
 from clary.testing.control_plane import LIMITS, ControlPlane
@@ -425,6 +427,46 @@ async def test_a_release_that_is_repeated_does_not_end_a_replacement(plane, engi
     assert failed
     assert (await plane.job("job")).is_released
     assert engine.fenced == ["job/1/algo-2"], "only the lost host was ended"
+
+
+async def signalled(plane, engine):
+    """Start a job on two hosts; one agent reports a signal of the engine, and both hosts end at once."""
+    await plane.create(num_hosts=2)
+    await plane.passes()
+    engine.granted.update(engine.asked)
+    await plane.passes(2)
+    agents = [plane.agent("job", f"algo-{number}") for number in (1, 2)]
+    for phase in (HostPhase.PREPARING, HostPhase.PREPARED, HostPhase.RUNNING):
+        for agent in agents:
+            await agent.report(phase)
+    notice = CapacityNotice(why="SIGTERM from the engine", at=plane.clock.now(), grace_s=5.0)
+    await agents[0].report(HostPhase.RUNNING, notice=notice)
+    for phase in (HostPhase.EXITED, HostPhase.RELEASED):
+        for agent in agents:
+            await agent.report(phase)
+    for agent in agents:
+        await plane.leave(agent)
+
+
+async def test_a_signal_that_an_agent_reports_first_gets_the_engine_s_reason(plane, engine):
+    await signalled(plane, engine)
+    await plane.passes(3)
+    assert engine.released_pools == [], "the engine has not told its reason yet"
+    engine.ends["algo-2"] = CapacityEnds(why="Slurm job 4711 was cancelled by alice")
+    await plane.passes(3)
+    job = await plane.job("job")
+    (past,) = job.past_attempts
+    assert past.reason == "algo-2: its capacity is taken back (Slurm job 4711 was cancelled by alice)"
+    assert job.transitions[-1].message.startswith(past.reason)
+
+
+async def test_hosts_are_released_without_a_reason_of_the_engine_after_a_moment(plane, engine):
+    await signalled(plane, engine)
+    await plane.passes(3)
+    plane.clock.advance(REASON_WAIT_S)
+    await plane.passes(3)
+    (past,) = (await plane.job("job")).past_attempts
+    assert "SIGTERM from the engine" in past.reason
 
 
 async def test_no_replacement_is_requested_for_a_job_that_is_not_restarted(plane, engine):

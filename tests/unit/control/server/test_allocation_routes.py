@@ -7,10 +7,11 @@ import pytest
 from own_pages import FewParts
 from server_parts import document, request
 
-from clary.base.errors import WireError
+from clary.base.errors import EngineError, WireError
 from clary.base.plain import to_plain
 from clary.contract.enrolment import Admission, Enrolment, NodeReport, Standby
 from clary.control.engines.cluster.bundle import Bundle
+from clary.control.engines.cluster.scheduler import NodeKind
 
 TAG = "pool_0123456789ab"
 REPORT = NodeReport(node="n1", addresses=(), used_address="10.0.0.1", num_cpus=8, memory_bytes=1)
@@ -91,10 +92,29 @@ async def test_capacity_names_the_kinds_of_nodes_or_this_machine():
     async def capacity():
         return []
 
-    scheduler = SimpleNamespace(name="slurm", capacity=capacity)
+    remarks = ('[slurm."*"] selects no node',)
+    scheduler = SimpleNamespace(name="slurm", capacity=capacity, remarks=remarks)
     cluster = SimpleNamespace(scheduler=scheduler, service_url="https://head:4571", kinds=None)
     page = document(await FewParts(cluster=cluster).handle(request("/clary/v1/capacity")))
-    assert page == {"engine": "slurm", "waits_by_itself": True, "url": "https://head:4571", "num_nodes": 0, "kinds": []}
+    assert page == {
+        "engine": "slurm",
+        "waits_by_itself": True,
+        "url": "https://head:4571",
+        "num_nodes": 0,
+        "kinds": [],
+        "remarks": ['[slurm."*"] selects no node'],
+    }
+
+    async def no_answer():
+        raise EngineError("Slurm does not answer: squeue: Unable to contact slurm controller", retryable=True)
+
+    kind = NodeKind(name="cpu", num_cpus=8, memory_bytes=1, num_gpus=0, num_nodes=3, num_free=2, maps_to="cpu")
+    scheduler.capacity, cluster.kinds = no_answer, [kind]
+    page = document(await FewParts(cluster=cluster).handle(request("/clary/v1/capacity")))
+    assert (page["num_nodes"], [one["name"] for one in page["kinds"]]) == (3, ["cpu"])
+    assert page["remarks"][0] == (
+        "Slurm does not answer: squeue: Unable to contact slurm controller; the nodes are those of its last answer"
+    )
     facts = {"num_cpus": 8, "memory_bytes": 1 << 34, "num_gpus": 1, "max_hosts": 4, "hosts_held": 3}
     machine = SimpleNamespace(facts=lambda: facts)
     page = document(await FewParts(machine=machine).handle(request("/clary/v1/capacity")))

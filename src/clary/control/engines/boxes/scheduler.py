@@ -79,6 +79,11 @@ class BoxesScheduler:
         """Whether a host is lost if its box is silent."""
         return any(allocation.living for allocation in self._ledger.allocations.values())
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Return nothing: no setting names boxes."""
+        return ()
+
     async def close(self) -> None:
         """Answer boxes that wait for orders; leases keep running."""
         self.desk.close()
@@ -100,6 +105,9 @@ class BoxesScheduler:
                 num_free=sum(view.state is BoxState.READY for view in views),
                 maps_to=f"boxes {', '.join(sorted(view.name for view in views))}",
                 isolation="; ".join(sorted({isolation[view.name] for view in views})),
+                out_of_use=", ".join(
+                    sorted(view.words for view in views if view.state in (BoxState.DRAINED, BoxState.SILENT))
+                ),
                 why_unsure=", ".join(sorted(view.words for view in views if view.awaits_gpus)),
             )
             for kind, views in sorted(kinds.items(), key=lambda item: min(view.size for view in item[1]))

@@ -59,6 +59,11 @@ class LateStart:
         """Name of the scheduler for users."""
         return self._scheduler.name
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The scheduler's remarks on settings."""
+        return self._scheduler.remarks
+
     async def start(self, boot: Boot) -> None:
         """Start the scheduler, or retry later if it does not answer now but did in an earlier run.
 

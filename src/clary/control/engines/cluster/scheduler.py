@@ -119,6 +119,7 @@ class NodeKind:
     # why its GPUs are not known yet, in words: jobs that could want them wait, for a limited time; empty: known
     why_unsure: str = ""
     nodes: tuple[str, ...] = ()  # names, where a node may be of several kinds; see `node_kinds.counts`
+    out_of_use: str = ""  # nodes that get no job although they are not busy, with their states, in words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +145,10 @@ class ClusterScheduler(Protocol):
     @property
     def name(self) -> str:
         """Name for users: slurm or boxes."""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences on settings that the nodes of the last `capacity` do not bear out."""
 
     async def start(self, boot: Boot) -> None:
         """Find the scheduler's programs and begin to follow its queue."""

@@ -86,6 +86,44 @@ def kinds_of(nodes: Nodes, tables: Mapping[str, Options]) -> tuple[SlurmKind, ..
     )
 
 
+def why_without_nodes(nodes: Nodes, tables: Mapping[str, Options]) -> tuple[str, ...]:
+    """Return a sentence for each table that selects no node, also through its partition for spot jobs.
+
+    Args:
+        nodes: nodes of the cluster.
+        tables: instance type or "*" -> its options.
+    """
+    for_all = tables.get(FOR_ALL, {})
+    found = []
+    for name, table in tables.items():
+        options, label = {**for_all, **table}, f'[slurm."{name}"]'
+        if not any(_kinds_of_one(nodes, options, ())):
+            found.append(f"{label} selects no node: {_why_no_node(nodes, options)}")
+        spot = options.get("spot_partition", "")
+        if spot and not _known(partitions_of(spot, nodes), nodes):
+            found.append(f"{label}: no spot_partition {spot} has nodes; there are {_listed(nodes)}")
+    return tuple(found)
+
+
+def _why_no_node(nodes: Nodes, options: Options) -> str:
+    partitions = partitions_of(options.get("partition", ""), nodes)
+    where = f"partition {','.join(partitions)}"
+    if not _known(partitions, nodes):
+        return f"no {where} has nodes; there are {_listed(nodes)}"
+    for key in ("constraint", "gres"):
+        if key in options and not any(_kinds_of_one(nodes, {"partition": ",".join(partitions), key: options[key]}, ())):
+            return f"none of {where} has its {key} {options[key]}"
+    return f"none of {where} has all that it asks for"
+
+
+def _known(partitions: tuple[str, ...], nodes: Nodes) -> bool:
+    return any(name in nodes.limits_s for name in partitions)
+
+
+def _listed(nodes: Nodes) -> str:
+    return ", ".join(sorted(nodes.limits_s)) or "no partitions"
+
+
 def partitions_of(text: str, nodes: Nodes) -> tuple[str, ...]:
     """Return the partitions that an option names; if it is empty, the default partition, or else all."""
     if text:
@@ -123,6 +161,7 @@ def _kind(members: list[NodeRow], partition: str, options: Options, served: tupl
         maps_to=_words(node, partition, options),
         instance_types=served,
         nodes=tuple(sorted(one.name for one in members)),
+        out_of_use=", ".join(f"{one.name} is {one.words}" for one in members if one.is_silent or one.is_leaving),
     )
     return SlurmKind(shown=shown, partition=partition, options=options, features=node.features, gres=node.gres)
 

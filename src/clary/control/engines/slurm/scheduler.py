@@ -24,7 +24,7 @@ from clary.base.errors import EngineError, Fault
 from clary.control.engines.cluster.scheduler import Allocation, AllocationOrder, Boot, Ended, HostWish, NodeKind
 from clary.control.engines.slurm.batch_script import batch_script
 from clary.control.engines.slurm.cancellers import canceller
-from clary.control.engines.slurm.kinds import Options, kinds_of
+from clary.control.engines.slurm.kinds import Options, kinds_of, why_without_nodes
 from clary.control.engines.slurm.memory import Memory
 from clary.control.engines.slurm.node_rows import read_graces
 from clary.control.engines.slurm.others_rows import WAITING_FORMAT, read_waiting, wanted_by
@@ -62,6 +62,7 @@ _PASSING = (
     "communication",
     "Protocol authentication error",
 )
+_OPTIONS_OF_SETTINGS = ("--partition=", "--account=", "--qos=", "--reservation=", "--constraint=", "--gres=")
 
 _log = logging.getLogger(__name__)
 
@@ -106,6 +107,7 @@ class SlurmScheduler:
         self._watch = QueueWatch(self._programs, clock, mark=mark, uid=self._uid)
         self._locks: dict[str, asyncio.Lock] = {}
         self._remarks: dict[str, str] = {}
+        self.remarks: tuple[str, ...] = ()  # on tables of the settings that select no node
         self._boot: Boot | None = None
         self._socket = ""  # socket of munged; empty for munge's default
         self._log_path = ""  # log of slurmctld
@@ -147,7 +149,14 @@ class SlurmScheduler:
     async def capacity(self) -> list[NodeKind]:
         """Return the kinds of nodes, the smallest first. Raises: EngineError."""
         snapshot = await self._watch.look()
+        self._say_remarks(why_without_nodes(snapshot.nodes, self._tables))
         return [kind.shown for kind in kinds_of(snapshot.nodes, self._tables)]
+
+    def _say_remarks(self, remarks: tuple[str, ...]) -> None:
+        for remark in remarks:
+            if remark not in self.remarks:
+                _log.warning("settings: %s", remark)
+        self.remarks = remarks
 
     async def ask(self, order: AllocationOrder) -> None:
         """Submit jobs for hosts that no job holds: one job if these are all hosts of the order, else one for each host.
@@ -307,7 +316,7 @@ class SlurmScheduler:
         done = await self._programs.run("sbatch", *submission.arguments, text=script, limit_s=SUBMIT_LIMIT_S)
         submitted = _SUBMITTED.fullmatch(done.output.strip())
         if done.code != 0 or submitted is None:
-            raise _refusal(order, done)
+            raise _refusal(order, submission.arguments, done)
         hosts = ", ".join(f"algo-{wish.index + 1}" for wish in wanted)
         _log.info("%s: Slurm job %s was asked for %s", order.tag, submitted[1], hosts)
         self._watch.forget()
@@ -384,10 +393,13 @@ def _is_out_of_reach(sight: Sight, job: JobRow, index: int) -> bool:
     return stays or (row is not None and row.is_silent)
 
 
-def _refusal(order: AllocationOrder, done: Outcome) -> EngineError:
+def _refusal(order: AllocationOrder, arguments: Sequence[str], done: Outcome) -> EngineError:
     is_passing = any(words in done.words for words in _PASSING)
+    hosts = "1 host" if len(order.hosts) == 1 else f"{len(order.hosts)} hosts"
+    asked = " ".join(word for word in arguments if word.startswith(_OPTIONS_OF_SETTINGS))
+    told = "" if is_passing or not asked else f"; settings' [slurm] asked with {asked}"
     return EngineError(
-        f"Slurm did not take {order.tag} for {len(order.hosts)} hosts: {done.words}",
+        f"Slurm did not take the request for {hosts}: {done.words}{told}",
         fault=Fault.INFRASTRUCTURE if is_passing else Fault.CAPACITY,
         retryable=is_passing,
     )

@@ -17,6 +17,26 @@ from clary.control.engines.slurm.queue_watch import Snapshot
 
 START_PATIENCE_S = 60.0  # longest wait for a host's step after its job began to run
 LEAVE_PATIENCE_S = 3.0  # longest wait for the reason of a job that ends without steps; meanwhile Slurm shows COMPLETING
+_LACKS_NODES = ("Nodes required for job", "ReqNodeNotAvail")
+# First letters of Slurm's reason of a wait that no free node ends -> what ends it.
+_REMEDIES = {
+    "PartitionNodeLimit": "the job asks for more nodes than partition {partition} allows, or than are up",
+    "PartitionTimeLimit": "the job asks for more time than partition {partition} allows",
+    "PartitionDown": "partition {partition} is down; scontrol update PartitionName={partition} State=UP ends that",
+    "PartitionInactive": "partition {partition} starts no jobs; an administrator can change that",
+    "JobHeldAdmin": "an administrator holds it; scontrol release {job_id} ends that",
+    "JobHeldUser": "its user holds it; scontrol release {job_id} ends that",
+    "Assoc": "a limit of the account is reached",
+    "QOS": "a limit of the QOS is reached",
+    "InvalidAccount": "see the keys account and qos of [slurm] in the settings",
+    "InvalidQOS": "see the keys account and qos of [slurm] in the settings",
+    "BadConstraints": "no node has all that the job asks for; see [slurm] in the settings",
+    "Reservation": "see the key reservation of [slurm] in the settings",
+}
+_TAKEN_BACK = {
+    "CANCELLED": NoticeKind.CANCELLED,
+    "PREEMPTED": NoticeKind.RECLAIMED,
+}  # by the state of a job that is over
 _ENDING = (NoticeKind.RECLAIMED, NoticeKind.TIME_LIMIT, NoticeKind.CANCELLED)
 
 
@@ -74,7 +94,10 @@ def member_of(sight: Sight, job: JobRow, index: int) -> Member | None:
     if job.phase in (Phase.WAITS, Phase.PREPARED):
         return None
     if job.phase is Phase.OVER:
-        return Member(node=node or "no node", is_alive=False, why_dead=end_words(sight, job))
+        why = end_words(sight, job)
+        notice = Notice(kind=_TAKEN_BACK[job.state], why=why) if job.state in _TAKEN_BACK else None
+        is_ours = sight.memory.is_ended_by_us(job) and not _had_other_cause(sight, job)
+        return Member(node=node or "no node", is_alive=False, why_dead=why, notice=None if is_ours else notice)
     row = sight.snapshot.nodes.by_name.get(node)
     if not node or node not in job.nodes or (row is not None and row.is_down):
         state = f" ({row.words})" if row is not None else ""
@@ -108,7 +131,7 @@ def end_words(sight: Sight, job: JobRow) -> str:
     facts = sight.memory.of(job.job_id)
     if job.state == "PREEMPTED" or facts.preempted_until is not None:
         return f"{name} was preempted"
-    if facts.cancelled_by is None and sight.memory.is_ended_by_us(job):
+    if sight.memory.is_ended_by_us(job) and not _had_other_cause(sight, job):
         return f"{name} was ended by Clary"
     if job.state == "CANCELLED" or (job.state == "COMPLETING" and _is_cancelled(sight, job)):
         return f"{name} was cancelled by {facts.cancelled_by or 'somebody other than Clary'}"
@@ -185,6 +208,12 @@ def _notice(sight: Sight, job: JobRow, index: int) -> Notice | None:
     return None
 
 
+def _had_other_cause(sight: Sight, job: JobRow) -> bool:
+    """Whether a job that the service has ended was being ended by somebody else before."""
+    facts = sight.memory.of(job.job_id)
+    return facts.cancelled_by is not None or facts.preempted_until is not None
+
+
 def _is_known_why(sight: Sight, job: JobRow) -> bool:
     """Whether the reason of a job's end is known, or waiting longer will not reveal it."""
     facts = sight.memory.of(job.job_id)
@@ -204,13 +233,19 @@ def _wait_words(sight: Sight, job: JobRow) -> str:
         return f"{name} has {' '.join(job.nodes)}, which are prepared"
     if job.reason in ("", "None"):
         return f"{name} waits: Slurm has not looked at it yet"
-    if job.reason != "Resources":
-        return f"{name} waits: {job.reason}"
     nodes = sight.snapshot.nodes.by_name.values()
     partitions = set(job.partition.split(","))
     mine = [node for node in nodes if partitions & set(node.partitions)]
-    free = sum(node.is_free or node.state == "planned" for node in mine)
-    return f"{name} waits: Resources ({free} of {len(mine)} nodes of partition {job.partition} are free)"
+    unused = ", ".join(f"{node.name} is {node.words}" for node in mine if node.is_silent or node.is_leaving)
+    if job.reason == "Resources":
+        free = sum(node.is_free or node.state == "planned" for node in mine)
+        more = f"{free} of {len(mine)} nodes of partition {job.partition} are free{f'; {unused}' if unused else ''}"
+    elif job.reason.startswith(_LACKS_NODES):
+        more = unused
+    else:
+        more = next((words for start, words in _REMEDIES.items() if job.reason.startswith(start)), "")
+        more = more.format(partition=job.partition, job_id=job.leader_id)
+    return f"{name} waits: {job.reason}{f' ({more})' if more else ''}"
 
 
 def _limit_words(job: JobRow) -> str:

@@ -1,7 +1,7 @@
 """Kinds of nodes, derived from a cluster and settings."""
 
 from clary.control.engines.cluster.node_kinds import counts
-from clary.control.engines.slurm.kinds import kinds_of
+from clary.control.engines.slurm.kinds import kinds_of, why_without_nodes
 from clary.control.engines.slurm.node_rows import read_nodes
 
 NODES = read_nodes(
@@ -87,3 +87,26 @@ def test_constraints_match_all_or_any_feature_and_other_forms_are_left_to_slurm(
         2,
         2,
     ]
+
+
+def test_a_table_that_selects_no_node_is_named_with_what_is_wrong():
+    tables = {
+        "ml.a": {"partition": "gpuu"},
+        "ml.b": {"constraint": "h100"},
+        "ml.c": {"partition": "cpu", "spot_partition": "preempt"},
+        "*": {"partition": "gpu"},
+    }
+    assert why_without_nodes(NODES, tables) == (
+        '[slurm."ml.a"] selects no node: no partition gpuu has nodes; there are cpu, gpu',
+        '[slurm."ml.b"] selects no node: none of partition gpu has its constraint h100',
+        '[slurm."ml.c"]: no spot_partition preempt has nodes; there are cpu, gpu',
+    )
+    assert why_without_nodes(NODES, {}) == ()
+    (alone,) = why_without_nodes(NODES, {"*": {"partition": "gpuu", "constraint": "h100"}})
+    assert alone.startswith('[slurm."*"] selects no node: no partition gpuu')
+
+
+def test_nodes_that_get_no_job_are_named_with_slurm_s_reason():
+    (kind,) = kinds_of(NODES, {})
+    assert kind.shown.out_of_use == "c2 is down*: gone"
+    assert [kind.shown.out_of_use for kind in kinds_of(NODES, {"*": {"partition": "gpu"}})] == ["", ""]

@@ -78,6 +78,29 @@ def test_a_waiting_job_has_a_reason(cluster):
     assert found.reason == "Slurm job 7 waits: Resources (2 of 3 nodes of partition train are free); too long"
     assert found.members == {}
     assert cluster.look(waiting(reason="Priority")).reason == "Slurm job 7 waits: Priority"
+
+
+@pytest.mark.parametrize(
+    ("reason", "more"),
+    [
+        ("PartitionNodeLimit", "the job asks for more nodes than partition train allows, or than are up"),
+        ("JobHeldAdmin", "an administrator holds it; scontrol release 7 ends that"),
+        ("AssocGrpGRES", "a limit of the account is reached"),
+        ("QOSMaxNodePerUserLimit", "a limit of the QOS is reached"),
+        ("InvalidQOS", "see the keys account and qos of [slurm] in the settings"),
+        ("PartitionDown", "partition train is down; scontrol update PartitionName=train State=UP ends that"),
+    ],
+)
+def test_a_wait_that_no_free_node_ends_says_what_ends_it(cluster, reason, more):
+    assert cluster.look(waiting(reason=reason)).reason == f"Slurm job 7 waits: {reason} ({more})"
+
+
+def test_a_wait_for_nodes_out_of_use_names_them(cluster):
+    words = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
+    found = cluster.look(waiting(reason=words), states=("drained", "idle", "down*"))
+    assert found.reason == f"Slurm job 7 waits: {words} (node-1 is drained, node-3 is down*)"
+    found = cluster.look(waiting(reason="Resources"), states=("drained", "idle", "allocated"))
+    assert found.reason.endswith("(1 of 3 nodes of partition train are free; node-1 is drained)")
     assert "has not looked at it yet" in cluster.look(waiting(reason="None")).reason
     found = cluster.look(job(state="CONFIGURING"))
     assert (found.state, found.members) == (AllocationState.PENDING, {})
@@ -167,6 +190,7 @@ def test_a_cancelled_job_is_reported_while_its_steps_end(cluster):
     assert found.members[0].notice.ends_at == NOW + timedelta(seconds=30)
     cluster.memory.of(6).cancelled_by = ""
     found = cluster.look(replace(leaving, state="CANCELLED"))
+    assert found.members[0].notice.why == "Slurm job 6 was cancelled by somebody other than Clary"
     assert found.members[0].why_dead == "Slurm job 6 was cancelled by somebody other than Clary"
 
 
@@ -221,6 +245,7 @@ def test_a_job_ended_by_the_service_is_known_as_such_after_a_restart(cluster):
     later = Cluster(folder.parent)
     found = later.look(job(state="CANCELLED", end_at=NOW))
     assert (found.state, found.reason) == (AllocationState.GONE, "Slurm job 6 was ended by Clary")
+    assert found.members[0].notice is None
     assert [path.name for path in folder.iterdir()] == ["6"]
     later.look()  # the job is no longer listed by Slurm
     assert list(folder.iterdir()) == []
