@@ -7,7 +7,9 @@ import io
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from boto3.s3.transfer import TransferConfig
@@ -17,6 +19,7 @@ from objects_service import (
     BUCKET,
     MIB,
     REGION,
+    USER,
     Service,
     ServiceThread,
     crc32,
@@ -27,6 +30,7 @@ from objects_service import (
     read,
     refusal,
     send,
+    send_raw,
     trailer_headers,
     unsigned_chunks,
 )
@@ -179,6 +183,48 @@ def test_checksum_in_a_header_is_returned_and_a_wrong_one_refused(
     assert (answer.status, answer.code) == (400, "BadDigest")
     head = send(service, "HEAD", path, headers={"x-amz-checksum-mode": "ENABLED"})
     assert (head.headers[name], head.headers["content-length"]) == (checksum(b"content"), "7")
+
+
+def test_a_checksum_in_a_presigned_url_is_ignored_as_by_s3(service: Service, key: str) -> None:
+    """The AWS SDK for JavaScript presigns uploads with the checksum of an empty body."""
+    checksum = "x-amz-checksum-crc32=AAAAAA%3D%3D&x-amz-meta-step=7&x-amz-sdk-checksum-algorithm=CRC32&x-id=PutObject"
+    url = f"{service.http_url}/{BUCKET}/{key}?{checksum}"
+    signed = sigv4.presign_url("PUT", url, credentials=USER, region=REGION, now=datetime.now(UTC), expires_s=60)
+    host = {"Host": urlsplit(service.http_url).netloc}
+    assert send_raw(service, "PUT", signed.removeprefix(service.http_url), host, b"content").status == 200
+    answer = send(service, "GET", f"/{BUCKET}/{key}")
+    assert (answer.body, answer.headers["x-amz-meta-step"]) == (b"content", "7")
+
+
+@pytest.mark.parametrize("name", ["object", "a//b"])
+@pytest.mark.parametrize("content", [b"", b"abc"])
+def test_a_range_behind_the_end_is_refused_with_the_size_of_the_object(
+    service: Service, key: str, name: str, content: bytes
+) -> None:
+    """The AWS Common Runtime asks for a range first, and takes size 0 in the error for an empty object."""
+    path = f"/{BUCKET}/{key}/{name}"
+    assert send(service, "PUT", path, body=content).status == 200
+    answer = send(service, "GET", path, headers={"range": "bytes=3-9"})
+    assert (answer.status, answer.code, answer.headers["content-type"]) == (416, "InvalidRange", "application/xml")
+    told = f"<RangeRequested>bytes=3-9</RangeRequested><ActualObjectSize>{len(content)}</ActualObjectSize></Error>"
+    assert answer.body.endswith(told.encode())
+
+
+@pytest.mark.parametrize("is_in_parts", [False, True])
+def test_the_first_part_of_an_empty_object_is_empty(plain: Any, key: str, *, is_in_parts: bool) -> None:
+    """The AWS Common Runtime asks for it after an error has said that the object is empty."""
+    name = {"Bucket": BUCKET, "Key": key}
+    if is_in_parts:
+        upload = {**name, "UploadId": plain.create_multipart_upload(**name)["UploadId"]}
+        etag = plain.upload_part(**upload, PartNumber=1, Body=b"")["ETag"]
+        plain.complete_multipart_upload(**upload, MultipartUpload={"Parts": [{"ETag": etag, "PartNumber": 1}]})
+    else:
+        plain.put_object(**name, Body=b"")
+    assert read(plain, key, PartNumber=1) == b""
+    assert plain.head_object(**name, PartNumber=1)["ContentLength"] == 0
+    with pytest.raises(ClientError) as error:
+        plain.get_object(**name, PartNumber=2)
+    assert refusal(error) == ("InvalidPartNumber", 416)
 
 
 def test_corrupted_crc32_trailer_stores_nothing(service: Service, key: str) -> None:

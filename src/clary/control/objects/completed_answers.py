@@ -3,14 +3,18 @@
 Where: `front` reads these answers whole. Pure.
 SeaweedFS names its own address as the location of an object that was uploaded in parts. It leaves checksums and parts
 out of GetObjectAttributes, though HEAD returns the checksums. In listings with `encoding-type=url` it encodes only the
-names of objects and folders: a client that goes on from a marker with `+` would receive the same page for ever.
-Source: Amazon S3 API reference, CompleteMultipartUpload, GetObjectAttributes, ListObjects.
+names of objects and folders: a client that goes on from a marker with `+` would receive the same page for ever. It
+leaves the object's size out of InvalidRange, by which the AWS Common Runtime (awscrt, s3torchconnector) tells an empty
+object from a failure. That library then asks for part 1 of the empty object, which SeaweedFS refuses.
+Source: Amazon S3 API reference, CompleteMultipartUpload, GetObjectAttributes, ListObjects; for InvalidRange,
+awslabs/aws-c-s3, s3_auto_ranged_get.c.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from urllib.parse import quote
 from xml.sax.saxutils import escape, unescape
 
@@ -26,6 +30,8 @@ _NOT_ENCODED = re.compile(
 )
 _QUOTES = {"&#34;": '"', "&#39;": "'", "&quot;": '"', "&apos;": "'", "&#xA;": "\n", "&#xD;": "\r", "&#x9;": "\t"}
 _END = re.compile(rb"</GetObjectAttributes\w*>\s*$")
+_ERROR_END = re.compile(rb"</Error>\s*$")
+_UNSATISFIED = re.compile(r"bytes \*/(\d+)")
 _PARTS = re.compile(r'-(\d+)"?$')
 
 
@@ -37,6 +43,16 @@ def completes_upload(asked: S3Request) -> bool:
 def asks_attributes(asked: S3Request) -> bool:
     """Whether a request is GetObjectAttributes."""
     return asked.method == "GET" and bool(asked.key) and asked.has("attributes")
+
+
+def asks_first_part(asked: S3Request) -> bool:
+    """Whether a request reads the first part of an object."""
+    return asked.method in {"GET", "HEAD"} and bool(asked.key) and ("partNumber", "1") in asked.query
+
+
+def without_part(asked: S3Request) -> S3Request:
+    """Return the request for the whole object; an empty one has no other part."""
+    return replace(asked, query=tuple(pair for pair in asked.query if pair[0] != "partNumber"))
 
 
 def lists_encoded(asked: S3Request) -> bool:
@@ -68,6 +84,23 @@ def with_location(content: bytes, address: str) -> bytes:
     """Return the answer to a completed upload with the address by which the client reaches this service."""
     told = b"<Location>" + escape(address).encode() + b"</Location>"
     return _LOCATION.sub(lambda _: told, content, count=1)
+
+
+def with_object_size(content: bytes, *, asked_range: str, told_range: str) -> bytes:
+    """Return an InvalidRange error that also names the asked range and the size of the object.
+
+    Args:
+        content: the store's document; it stays as it is if it has a size, or if `told_range` has none.
+        asked_range: Range of the request.
+        told_range: Content-Range of the store's answer.
+    """
+    size = _UNSATISFIED.fullmatch(told_range)
+    if size is None or b"<ActualObjectSize>" in content:
+        return content
+    added = (
+        f"<RangeRequested>{escape(asked_range)}</RangeRequested><ActualObjectSize>{size[1]}</ActualObjectSize>".encode()
+    )
+    return _ERROR_END.sub(lambda found: added + found[0], content)
 
 
 def with_attributes(content: bytes, wanted: str, headers: Iterable[tuple[str, str]]) -> bytes:

@@ -99,6 +99,8 @@ _IGNORED_BY_STORE = frozenset(
     }
 )
 _OWNER_HEADERS = ("x-amz-expected-bucket-owner", "x-amz-source-expected-bucket-owner")
+# answers of the embedded store to a request for the first part of an empty object
+_NO_PART = frozenset({http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, http.HTTPStatus.INTERNAL_SERVER_ERROR})
 _GOOD = (http.HTTPStatus.OK, http.HTTPStatus.PARTIAL_CONTENT)
 # ETag with which SeaweedFS answers reads of `a/` if only `a/b` exists; the ETag of a stored `a/` has no `-0` at its
 # end.
@@ -355,7 +357,7 @@ class S3Front:
             )
 
     def _is_of_no_marker(self, answer: aiohttp.ClientResponse) -> bool:
-        """Whether the store has read a folder, or the object of its name, where the client named the folder's marker."""
+        """Whether the store has read a folder, or the object of its name, where the client named the marker."""
         etag = answer.headers.get("ETag")
         if etag is None or answer.status not in _GOOD:
             return False
@@ -409,6 +411,9 @@ class S3Front:
         if self._store.aliases_keys and asked.method == "PUT" and asked.key.endswith("/"):
             await self._require_no_object_of_name(asked)
         answer = await self._store.send(asked, outgoing, body)
+        if completed_answers.asks_first_part(asked) and answer.status in _NO_PART and await self._is_empty(asked):
+            answer.release()
+            answer = await self._store.send(completed_answers.without_part(asked), outgoing)
         try:
             if answer.status == 400 and "x-amz-request-id" not in answer.headers:
                 # Not an S3 answer: the store could not parse the request. Clients retry after 503, but never after 400.
@@ -428,6 +433,12 @@ class S3Front:
         finally:
             # A connection on which a body may not have been sent completely must not be reused.
             answer.close() if body.is_cut_short else answer.release()
+
+    async def _is_empty(self, asked: S3Request) -> bool:
+        versions = [pair for pair in asked.query if pair[0] == "versionId"]
+        status, headers = await self._store.head(asked.bucket, asked.key, versions)
+        size = {name.lower(): value for name, value in headers}.get("content-length")
+        return status == http.HTTPStatus.OK and size == "0"
 
     async def _store_page(self, asked: S3Request, outgoing: Outgoing) -> bytes | None:
         """Return the store's listing with keys in place of stored names; None for an answer that is no listing."""
@@ -479,6 +490,10 @@ class S3Front:
         if answer.status == http.HTTPStatus.OK and self._names_markers_wrongly(asked):
             return await self._listing(asked, answer)
         names_keys = self._names_keys_of_store(asked, answer)
+        if answer.status == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and asked.method == "GET":
+            content = await (self._listing(asked, answer) if names_keys else read_listing(answer))
+            asked_range, told_range = request.headers.get("Range", ""), answer.headers.get("Content-Range", "")
+            return completed_answers.with_object_size(content, asked_range=asked_range, told_range=told_range)
         is_attributes, is_location = completed_answers.asks_attributes(asked), bucket_regions.is_location(asked)
         is_known = is_attributes or is_location or completed_answers.completes_upload(asked)
         if answer.status != http.HTTPStatus.OK or not is_known:

@@ -48,7 +48,7 @@ class S3Request:
     method: str
     bucket: str  # empty for requests to the service (ListBuckets)
     key: str  # empty for requests to a bucket
-    query: tuple[tuple[str, str], ...]  # decoded, in the client's order, without authentication
+    query: tuple[tuple[str, str], ...]  # decoded, in the client's order, without authentication and checksums
     headers_of_url: tuple[tuple[str, str], ...] = ()  # type and digest of the body, named by a URL of version 2
 
     @property
@@ -99,7 +99,7 @@ def bucket_of_host(host: str) -> str | None:
 
 
 def parse_request(method: str, raw_path: str, raw_query: str) -> S3Request:
-    """Parse a path-style S3 request; authentication parameters of the query are omitted.
+    """Parse a path-style S3 request; authentication parameters of the query and checksums of the body are omitted.
 
     Args:
         method: upper case; GET and HEAD of a key that the store can not hold raise NoSuchKey, other methods
@@ -203,7 +203,7 @@ def _parse_query(raw_query: str) -> tuple[tuple[str, str], ...]:
             "".join(pair).encode("utf-8")
         except UnicodeError as error:
             raise WireError("InvalidURI", "Couldn't parse the specified URI: the query is not UTF-8.") from error
-        if not _is_authentication(pair[0]):
+        if not _is_authentication(pair[0]) and _CHECKSUM_OF_URL.fullmatch(pair[0]) is None:
             pairs.append((pair[0], _capped(*pair)))
     return tuple(pairs)
 
@@ -234,6 +234,10 @@ def _capped(name: str, value: str) -> str:
 
 _VERSION_2 = frozenset({"AWSAccessKeyId", "Signature"})  # parameters that show that a URL is signed by version 2
 _HEADERS_OF_URLS = frozenset({"content-type", "content-md5"})  # headers that version 2 signs and moves into the URL
+# Checksums of the body, which S3 ignores in a URL: the AWS SDK for JavaScript presigns an upload before it has a body,
+# with the checksum of an empty one (aws/aws-sdk issue 480, aws/aws-sdk-go-v2 issue 2610). x-amz-checksum-mode,
+# -type and -algorithm say how to treat checksums, and stay.
+_CHECKSUM_OF_URL = re.compile(r"x-amz-(?:sdk-checksum-algorithm|checksum-(?!mode$|type$|algorithm$).+)", re.IGNORECASE)
 _AUTHENTICATION_PARAMETERS = frozenset(
     {
         "x-amz-algorithm",

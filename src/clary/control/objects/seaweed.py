@@ -31,7 +31,7 @@ from clary.base.errors import Fault, ObjectStoreError
 from clary.base.processes import ProcessId
 from clary.contract.launch_plan import Credentials, Endpoint
 from clary.control.background_tasks import keep_running
-from clary.control.full_disks import why_full
+from clary.control.full_disks import why_full, why_unwritable
 from clary.control.objects import volume_indexes, weed_process, weed_security
 from clary.control.objects.start_patience import StartPatience, signs_of
 from clary.control.objects.store_client import StoreClient
@@ -110,6 +110,11 @@ class EmbeddedStore:
         return self._is_ready
 
     @property
+    def is_adopted(self) -> bool:
+        """Whether an earlier service has started the process, on which agents may rely."""
+        return self._child is None and self.process is not None
+
+    @property
     def process(self) -> ProcessId | None:
         """The recorded process of the store; None without one."""
         return None if self._record is None else self._record.process
@@ -137,6 +142,16 @@ class EmbeddedStore:
             await asyncio.gather(self._watcher, return_exceptions=True)
             self._watcher = None
         await self._end_process()
+        self._release_lock()
+
+    async def leave(self) -> None:
+        """Stop watching and unlock the folder; the process runs on for agents, and the next service adopts it."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+            self._watcher = None
+        if self._child is not None:
+            self._child.returncode = 0  # it outlives this process on purpose
         self._release_lock()
 
     def keep_record(self) -> None:
@@ -221,7 +236,7 @@ class EmbeddedStore:
                 raise self._not_ready_error(why, time.monotonic() - started_at)
         except OSError as error:
             await self._end_process()
-            advice = why_full(self._data_folder) or "see that its folders can be written"
+            advice = why_unwritable(self._data_folder) or "see that its folders can be written"
             raise ObjectStoreError(
                 f"embedded object store: its files below {self._data_folder.parent} can not be written: "
                 f"{error.strerror}; {advice}",
@@ -275,10 +290,10 @@ class EmbeddedStore:
             os.close(descriptor)
 
     async def _why_not_ready(self, patience: StartPatience) -> str | None:
-        """Try a put, get and delete until they succeed; return why the attempt was abandoned, None on success."""
+        """Probe the store until it serves objects; return why the attempt was abandoned, None on success."""
         async with StoreClient(self.endpoint, timeout_s=patience.silence_s) as client:
             while (process := self.process) is not None and process.is_alive():
-                if await _won_over(client.probe(self._bucket), _ended(process)):
+                if await _won_over(self._probe(client), _ended(process)):
                     self._is_ready = True
                     return None
                 # A full disk is a reason to abandon a start, but not an adoption: a running store still serves reads.
@@ -290,11 +305,24 @@ class EmbeddedStore:
                 await asyncio.sleep(PROBE_INTERVAL_S)
         return "it ended"
 
+    async def _probe(self, client: StoreClient) -> None:
+        """Put, get and delete an object; on a disk that is too full for weed to take objects, only list the bucket.
+
+        Then the store serves reads and deletes objects, with which its owner can make room.
+        Raises: ObjectStoreError if a request fails.
+        """
+        why = why_full(self._data_folder, min_free_share=weed_process.MIN_FREE_SHARE)
+        if not why:
+            await client.probe(self._bucket)
+            return
+        await client.probe_listing(self._bucket)
+        _log.warning("object store: it serves and removes objects, but takes no new ones: %s", why)
+
     def _why_hopeless(self) -> str:
         """Return why a start cannot succeed, or an empty text."""
         assert self._record is not None
         blocked = weed_process.blocked_sockets(self._record.ports)
-        return why_full(self._data_folder) or (
+        return why_unwritable(self._data_folder) or (
             f"another user made {', '.join(blocked.values())}, where it makes sockets" if blocked else ""
         )
 

@@ -23,7 +23,7 @@ from aiohttp.abc import AbstractResolver
 from multidict import CIMultiDictProxy
 from yarl import URL
 
-from clary.base.errors import ObjectStoreError
+from clary.base.errors import NOTHING_CHANGED, ObjectStoreError
 from clary.contract import sigv4
 from clary.contract.launch_plan import Endpoint
 from clary.contract.object_store import stored_names
@@ -174,6 +174,12 @@ class StoreClient:
             if answer.status != expected or (method == "GET" and answer.body != content):
                 raise self._refused(method, bucket, key, answer)
 
+    async def probe_listing(self, bucket: str) -> None:
+        """List one object of the bucket. Raises: ObjectStoreError unless the store does so."""
+        answer = await self.request("GET", bucket, query=(("list-type", "2"), ("max-keys", "1")))
+        if answer.status != 200:
+            raise self._refused("GET", bucket, "", answer)
+
     def unanswered(self, method: str, bucket: str, key: str, error: BaseException) -> ObjectStoreError:
         """Return the error for a request without an answer, or with an incomplete one.
 
@@ -187,7 +193,7 @@ class StoreClient:
             f"object store {self._endpoint.url}: {method} {encode_path(bucket, key)} got no answer within "
             f"{self._timeout_s:.0f} s: {type(error).__name__} {error}; see `clary doctor`",
             retryable=True,
-            details={"bucket": bucket, "key": key},
+            details={"bucket": bucket, "key": key, NOTHING_CHANGED: method in ("GET", "HEAD")},
         )
 
     def _too_long(self, method: str, bucket: str, key: str) -> ObjectStoreError:

@@ -39,6 +39,9 @@ PORT_TRIES = 200
 # the disk has free GiB. Far more volumes can be configured, since they only take the space of their content.
 VOLUME_SIZE_MIB = 1024
 MAX_VOLUMES = 10_000
+# Below this part of free disk `weed mini` takes no objects. No option changes that, and it looks only every minute.
+MIN_FREE_SHARE = 0.01
+DISK_LOOK_S = 60.0
 # Soft limit of Go's heap. Live data takes 250 MiB once objects were written, mostly buffers of the filer's database.
 # With a limit of that size the garbage collector would run constantly: 11 % of a core even when idle, and twice the
 # time per byte.

@@ -72,7 +72,10 @@ async def _existing(call: Call) -> str:
             raise WireError("ValidationException", f"Could not find resource {arn}.")
         return arn
     if not arn.startswith("arn:") or kind != "training-job" or not name:
-        raise WireError("ValidationException", f"{arn!r} is not the ARN of a training job or a tuning job.")
+        raise WireError(
+            "ValidationException",
+            f"{arn!r} is not the ARN of a training job, a tuning job or a record of experiments.",
+        )
     job = await call.services.find_job(name)
     if job is None or job.arn != arn:
         raise WireError("ValidationException", f"Could not find resource {arn}.")

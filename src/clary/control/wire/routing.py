@@ -40,6 +40,11 @@ _ACTION = re.compile(rb"(?:^|&)Action=([^&]*)")
 _VERSION = re.compile(rb"(?:^|&)Version=([^&]*)")
 MAX_SEARCHED_BYTES = 1024 * 1024  # of a compressed form, whose Action clients write first
 _ROOT = ("/", "")
+_BESIDE = frozenset({"s3"})  # signing names that the service answers, but not by this routing
+# Model of a service -> what it offers here; refusals say it, and SDKs pass it on to users of `deploy()` or `predict()`.
+OFFERED = {
+    "sagemaker": "training jobs, tuning jobs and experiments, and no models, endpoints, processing jobs or pipelines"
+}
 _SHOWN_CHARACTERS = 80  # maximum number of characters of a client's text that an error shows
 
 
@@ -71,7 +76,7 @@ class Router:
             return self._services
         found = [service for service in self._services if service.signing_name == scope]
         if not found:
-            offered = ", ".join(sorted({service.signing_name for service in self._services}))
+            offered = ", ".join(sorted({service.signing_name for service in self._services} | _BESIDE))
             raise _unknown(f"Credential should be scoped to a service that is offered here ({offered}), got {scope!r}.")
         return found
 
@@ -135,7 +140,12 @@ class Router:
             for template, name in self._templates_of(service):
                 if template.match(request.method, request.raw_path, request.query) is not None:
                     return service.operation(name, Protocol.REST_JSON)
-        raise _unknown(f"No operation answers {request.method} {_shown(request.raw_path)} without X-Amz-Target.")
+        # Endpoints and feature groups are called by paths, signed for the same service as training jobs.
+        offered = OFFERED.get(credential_service(request) or "", "")
+        instead = f": this service offers {offered}" if offered else ""
+        raise _unknown(
+            f"No operation answers {request.method} {_shown(request.raw_path)} without X-Amz-Target{instead}."
+        )
 
     def _templates_of(self, service: Service) -> list[tuple[UriTemplate, str]]:
         found = self._templates.get(service)

@@ -61,6 +61,12 @@ def test_authentication_is_removed_from_the_query_and_other_parameters_keep_thei
     assert not request.has("Expires")
 
 
+@pytest.mark.parametrize("algorithm", ["crc32", "crc32c", "crc64nvme", "sha1", "sha256"])
+def test_a_checksum_of_the_body_in_a_url_is_ignored(algorithm: str) -> None:
+    query = f"x-amz-checksum-{algorithm}=AAAAAA%3D%3D&X-Amz-Sdk-Checksum-Algorithm=CRC32&x-amz-checksum-mode=ENABLED"
+    assert parse_request("PUT", "/bucket/key", query).query == (("x-amz-checksum-mode", "ENABLED"),)
+
+
 def test_headers_that_a_url_of_version_2_holds_are_no_parameters() -> None:
     signed = "AWSAccessKeyId=A&Signature=B&Expires=1"
     request = parse_request("PUT", "/bucket/key", f"content-type=text%2Fplain&Content-MD5=xy%3D%3D&{signed}")

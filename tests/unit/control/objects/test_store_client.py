@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from clary.base.errors import ObjectStoreError
+from clary.base.errors import NOTHING_CHANGED, ObjectStoreError
 from clary.contract.launch_plan import Credentials, Endpoint
 from clary.control.objects import store_client
 from clary.control.objects.listing import pages
@@ -133,7 +133,11 @@ async def test_a_stream_that_is_closed_early_leaves_the_client_usable():
                 assert stream.content_length == 1 << 30
 
 
-async def test_an_unreachable_store_is_an_error():
+async def test_an_unreachable_store_is_an_error_after_which_reads_may_be_repeated():
     async with fake_store() as client:
-        with pytest.raises(ObjectStoreError, match="got no answer"):
+        with pytest.raises(ObjectStoreError, match="got no answer") as read:
             await read_stream(client)
+        with pytest.raises(ObjectStoreError, match="got no answer") as written:
+            await client.request("PUT", "b", key="k", body=b"x")
+    assert read.value.details[NOTHING_CHANGED]
+    assert not written.value.details[NOTHING_CHANGED]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from clary.base.errors import ObjectStoreError, WireError
+from clary.base.errors import NOTHING_CHANGED, ObjectStoreError, WireError
 from clary.control.services.call import Call
 from clary.control.services.dispatch import dispatch
 from clary.control.store.job_documents import job_of, row_of
@@ -112,10 +112,14 @@ async def test_a_refused_request_creates_no_bucket(plane):
 
 async def test_a_store_that_does_not_answer_is_not_blamed_on_the_request(plane, monkeypatch):
     async def silent(bucket):
-        raise ObjectStoreError("no answer", retryable=True)
+        raise ObjectStoreError("no answer", retryable=True, details={NOTHING_CHANGED: True})
 
     monkeypatch.setattr(plane.objects, "has_bucket", silent)
-    assert await refusal(plane.create()) == ("ServiceUnavailable", "no answer")
+    with pytest.raises(WireError) as refused:
+        await plane.create()
+    assert (refused.value.code, refused.value.message) == ("ServiceUnavailable", "no answer")
+    # Otherwise a client that repeats the request at once gets a Throttling instead of the reason.
+    assert refused.value.details[NOTHING_CHANGED]
 
 
 def metrics(*regexes):

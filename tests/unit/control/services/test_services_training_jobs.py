@@ -516,6 +516,14 @@ async def test_an_unsupported_operation_is_refused_by_name(plane):
     assert message == "logs:CreateLogAnomalyDetector is not supported by this service."
 
 
+@pytest.mark.parametrize("operation", ["DescribeProcessingJob", "StopProcessingJob"])
+async def test_who_asks_for_the_processing_job_of_a_rule_reads_where_its_result_is(plane, operation):
+    code, message = await refusal(plane.call("sagemaker", operation, ProcessingJobName="train-vanishinggradient-1"))
+    assert code == "UnknownOperationException"
+    assert message.startswith(f"sagemaker:{operation} is not supported by this service: it offers training jobs")
+    assert "DescribeTrainingJob, in DebugRuleEvaluationStatuses and ProfilerRuleEvaluationStatuses" in message
+
+
 def test_every_listed_operation_exists_in_its_service_s_model():
     session = botocore.session.get_session()
     for service_name, operation in HANDLERS:

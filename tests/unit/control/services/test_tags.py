@@ -69,11 +69,14 @@ async def test_a_forged_token_is_refused(plane, token):
         await listed(plane, NextToken=token)
 
 
+NO_ARN_OF_OURS = "is not the ARN of a training job, a tuning job or a record of experiments"
+
+
 @pytest.mark.parametrize(
     ("arn", "words"),
     [
-        ("arn:aws:sagemaker:us-west-2:000000000000:endpoint/e", "is not the ARN of a training job"),
-        ("training-job/job", "is not the ARN of a training job"),
+        ("arn:aws:sagemaker:us-west-2:000000000000:endpoint/e", NO_ARN_OF_OURS),
+        ("training-job/job", NO_ARN_OF_OURS),
         ("arn:aws:sagemaker:us-west-2:000000000000:training-job/none", "Could not find resource"),
         ("arn:aws:sagemaker:eu-west-1:000000000000:training-job/job", "Could not find resource"),
     ],

@@ -191,7 +191,7 @@ def test_unknown_scope_is_refused_with_the_supported_services():
     with pytest.raises(WireError) as caught:
         route(signed_for("ec2", form_request("Action=RunInstances&Version=2016-11-15")))
     assert "'ec2'" in caught.value.message
-    assert "monitoring" in caught.value.message
+    assert "(ecr, iam, logs, monitoring, s3, sagemaker, sts)" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -229,6 +229,18 @@ def test_a_request_without_an_operation_is_refused_with_a_message(request_, code
     assert caught.value.code == code
     assert words in caught.value.message
     assert caught.value.http_status == 400
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/endpoints/mine/invocations"), ("PUT", "/FeatureGroup/mine"), ("GET", "/FeatureGroup/mine")],
+)
+def test_a_call_of_an_endpoint_or_feature_group_is_refused_with_what_is_offered(method, path):
+    with pytest.raises(WireError) as caught:
+        route(signed_for("sagemaker", HttpRequest(method, path, "", [], b"")))
+    assert caught.value.code == "UnknownOperationException"
+    assert f"{method} {path!r}" in caught.value.message
+    assert "this service offers training jobs, tuning jobs and experiments" in caught.value.message
 
 
 def test_refusals_do_not_repeat_long_input():

@@ -35,7 +35,7 @@ KNOWN: Mapping[tuple[str, bool], frozenset[str]] = {
     ("POST", False): frozenset(("delete",)),
     ("PUT", True): frozenset(("acl", "legal-hold", "partNumber", "retention", "tagging", "uploadId", "versionId")),
     ("DELETE", True): frozenset(("tagging", "uploadId", "versionId")),
-    ("POST", True): frozenset(("restore", "select", "select-type", "uploadId", "uploads", "versionId")),
+    ("POST", True): frozenset(("uploadId", "uploads", "versionId")),
 }
 # Paths at which SeaweedFS itself answers probes.
 STORE_PAGES = frozenset(("healthz", "readyz", "status"))

@@ -8,6 +8,8 @@ through their relay. It answers CONNECT, and requests with an http:// URL:
     a bucket's own name at AWS        -> the TLS port, but as "everything else" if the bucket exists at AWS and not
                                          here: public data sets are downloaded from such names
     every other name of AWS           -> refused, unless `reachable_networks` names it
+    the service's own http:// address -> the service, for jobs: the AWS Common Runtime (s3torchconnector) sends also
+                                         these requests to the proxy, in spite of NO_PROXY
     everything else                   -> targets that `egress.policy` allows a client on this machine: port 443 of the
                                          internet by CONNECT, setting `reachable_networks`, and package indexes
 
@@ -26,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
@@ -71,6 +74,7 @@ class ConnectProxy:
         host: address to listen on.
         tls_port: TLS port of the service on the same address; 0 without TLS.
         own_names: names of AWS that lead to the TLS port; `*.` in front stands for one label, as in a certificate.
+        api_port: port of the service for http:// on the same address; 0: the proxy does not lead jobs there.
         has_internet: whether connections to names outside AWS are allowed if `policy` is None.
         policy: the allowed targets; None allows the internet, or nothing, by `has_internet`.
         has_bucket: returns whether a bucket exists here, or raises ObjectStoreError; None: every bucket exists.
@@ -83,6 +87,7 @@ class ConnectProxy:
         *,
         tls_port: int,
         own_names: frozenset[str],
+        api_port: int = 0,
         has_internet: bool = False,
         policy: EgressPolicy | None = None,
         has_bucket: HasBucket | None = None,
@@ -90,6 +95,7 @@ class ConnectProxy:
     ) -> None:
         self._host = host
         self._tls_port = tls_port
+        self._api_port = api_port
         self._own_names = own_names
         self._has_bucket = has_bucket
         self._at_aws: dict[str, tuple[bool, float]] = {}  # name -> answer, end of its time
@@ -108,13 +114,21 @@ class ConnectProxy:
         """Number of connected clients."""
         return self._acceptor.num_connections
 
-    async def start(self, port: int = 0) -> int:
+    @property
+    def listening(self) -> socket.socket | None:
+        """The listening socket; None unless it listens."""
+        return self._acceptor.listening
+
+    async def start(self, port: int = 0, *, listening: socket.socket | None = None) -> int:
         """Listen and return the port; 0 chooses a free port.
 
+        Args:
+            port: port.
+            listening: socket that listens there already; None makes one.
         Raises: EngineError if the port is not free or not permitted.
         """
         try:
-            taken = self._acceptor.start(self._host, port)
+            taken = self._acceptor.start(self._host, port, listening=listening)
         except OSError as error:
             raise EngineError(f"can not listen on {self._host}:{port}: {error}", fault=Fault.USER) from error
         self._policy = replace(self._policy, own_ports=self._policy.own_ports | {taken})
@@ -183,6 +197,8 @@ class ConnectProxy:
         if asked.is_tunnel and self._tls_port and await self._leads_here(asked, writer):
             decision, port = Decision((self._host,)), self._tls_port
             source = _job_address(writer)
+        elif self._names_api(asked) and _job_address(writer):
+            decision, port, source = Decision((self._host,)), self._api_port, _job_address(writer)
         else:
             port = asked.port
             try:
@@ -264,6 +280,11 @@ class ConnectProxy:
             return bool(found)
         finally:
             del self._probes[name]
+
+    def _names_api(self, asked: Asked) -> bool:
+        """Whether a client asks for the address that programs have in AWS_ENDPOINT_URL."""
+        is_here = asked.name in {"127.0.0.1", "localhost", self._host}
+        return not asked.is_tunnel and is_here and asked.port == self._api_port != 0
 
     def _is_ours(self, name: str) -> bool:
         return name in self._own_names or f"*.{name.partition('.')[2]}" in self._own_names

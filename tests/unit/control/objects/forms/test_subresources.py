@@ -21,6 +21,8 @@ from clary.control.objects.s3_request import parse_request
         ("PUT", "/bucket/key", "encryption"),
         ("PUT", "/bucket/key", "renameObject"),
         ("POST", "/bucket", "metadataTable"),
+        ("POST", "/bucket/key", "select-type=2&select"),
+        ("POST", "/bucket/key", "restore"),
         ("GET", "/bucket/key", "torrent"),
         ("HEAD", "/bucket/key", "annotation"),
     ],

@@ -143,3 +143,37 @@ async def test_an_endless_line_between_chunks_ends_the_request(through):
         answered, got = await through(request + b"x" * forwarding.MAX_CHUNK_LINE_BYTES + b"\r\n", b"")
         assert answered == b""
         assert not got.endswith(b"x\r\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "status", "peer"),
+    [
+        ("127.64.0.7", "127.0.0.1", 200, "127.64.0.7"),
+        ("127.64.0.7", "localhost", 200, "127.64.0.7"),
+        ("127.64.0.7", "127.0.0.2", 403, None),
+        ("127.0.0.1", "127.0.0.1", 403, None),  # another user's client must not reach the service as its owner
+    ],
+)
+async def test_a_job_reaches_the_service_itself_under_its_own_address(source, name, status, peer):
+    """The AWS Common Runtime sends requests for AWS_ENDPOINT_URL to HTTP_PROXY in spite of NO_PROXY."""
+    peers = []
+
+    async def serve(reader, writer):
+        peers.append(writer.get_extra_info("peername")[0])
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(DEADLINE_S):
+        port = server.sockets[0].getsockname()[1]
+        policy = EgressPolicy(has_internet=True, own_ports=frozenset({port}))
+        proxy = ConnectProxy("127.0.0.1", tls_port=0, own_names=frozenset(), api_port=port, policy=policy)
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", await proxy.start(), local_addr=(source, 0))
+            writer.write(f"GET http://{name}:{port}/bucket/key HTTP/1.1\r\n\r\n".encode())
+            answered = await reader.read(-1)
+            writer.close()
+        finally:
+            await proxy.close()
+    assert answered.startswith(f"HTTP/1.1 {status} ".encode())
+    assert peers == ([] if peer is None else [peer])
