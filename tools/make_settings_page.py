@@ -32,8 +32,8 @@ in the environment of `clary up`. The variable wins over the file, the file over
 seconds, sizes (`_bytes`) in bytes. A wrong value, or a name that is not listed here, is refused with the file, the
 setting and what was expected; commands end with exit code 2 then.
 
-A change takes effect when the service is started again: `clary down && clary up`. `clary down` stops the jobs that have
-hosts; jobs that wait stay in the queue.
+A change takes effect with `clary restart`, which stops no job. Settings that have to stay while jobs have hosts are
+refused by name then ([commands.md](commands.md#upgrades-and-changed-settings)).
 
 | setting | variable | type | default | what it sets |
 |---|---|---|---|---|

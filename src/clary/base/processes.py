@@ -82,6 +82,10 @@ class ProcessId:
         """Send SIGKILL and wait until the process has ended; False if it has not within `timeout_s`."""
         return self._end(signal.SIGKILL, timeout_s)
 
+    def end_by(self, number: signal.Signals, *, timeout_s: float) -> bool:
+        """Send a signal that ends the process and wait until it has ended; False if it has not within `timeout_s`."""
+        return self._end(number, timeout_s)
+
     def _end(self, number: signal.Signals, timeout_s: float) -> bool:
         """Signal this very process and wait; True, without a signal, if it has ended already.
 

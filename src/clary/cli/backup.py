@@ -66,9 +66,10 @@ def run_restore(options: argparse.Namespace) -> int:
     """Replace the database by a backup. Raises: ClaryError (fault USER)."""
     settings = _settings()
     folder = StateFolder(settings.home_folder)
-    if find_running(settings) is not None:
-        raise ClaryError("the service runs and has the database open; end it first: clary down", fault=Fault.USER)
     backups = _backups(settings)
+    if find_running(settings) is not None:
+        backups.sound(options.name)  # before the service, and with it every job, is ended for nothing
+        raise ClaryError("the service runs and has the database open; end it first: clary down", fault=Fault.USER)
     with sole_owner(folder):
         backup, aside = backups.bring_back(options.name, datetime.now(UTC))
     if options.json:

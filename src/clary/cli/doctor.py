@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import http.client
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,7 +27,8 @@ from clary.control.engines.images import default_python, why_default_fails
 from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.engines.local.engine import LocalEngine
 from clary.control.engines.local.machine_census import dead_sockets, listening_ports
-from clary.control.objects.weed_process import StoreRecord, find_program, socket_paths
+from clary.control.full_disks import why_unwritable
+from clary.control.objects.weed_process import HOST, MIN_FREE_SHARE, StoreRecord, find_program, socket_paths
 from clary.control.permissions.grants import OWN
 from clary.control.scheduling.memory import gib
 from clary.control.scheduling.placement import capacity_of
@@ -37,6 +39,7 @@ from clary.control.unused_settings import unused_settings
 
 GIB = 1024**3
 MIN_FREE_BYTES = 5 * GIB
+STORE_LIMIT_S = 5.0  # longest wait for the object store's answer
 
 
 @dataclass(frozen=True)
@@ -64,24 +67,23 @@ def run(options: argparse.Namespace) -> int:
     require_local(settings, "doctor")
     folder = StateFolder(settings.home_folder)
     engine = LocalEngine(settings, "http://127.0.0.1:0")
+    nodes = _all_checked("nodes", lambda: _nodes(settings))
+    has_hosts = settings.engine == "local" and not any(finding.name.endswith(" nodes") for finding in nodes)
     findings = [
         _checked("service", lambda: _service(settings)),
-        _checked("object store", lambda: Finding("object store", settings.s3_endpoint_url or find_program())),
+        _checked("object store", lambda: _object_store(settings, folder)),
         _checked("environment", lambda: _environment(settings)),
-        _checked("machine", lambda: _machine(engine, settings)),
-        _checked("memory limits", lambda: _memory_limits(engine, settings)),
-        *_nodes(settings),
-        *_isolation(engine),
+        *_this_machine(engine, settings, has_hosts=has_hosts),
+        *nodes,
         *[Finding("not isolated", sentence) for sentence in shared_by_settings(settings, _reachable(settings))],
         *[Finding("settings", sentence) for sentence in unused_settings(settings)],
         *([Finding("job keys", OWN_ACCESS)] if settings.job_api_access == OWN else []),
-        _disk(folder),
-        *_state(settings),
+        _disk(folder, settings),
+        *_all_checked("state", lambda: _state(settings)),
         *[Finding("left behind", text, is_problem=True) for text in asyncio.run(engine.leftovers())],
         *[Finding("left behind", text, is_problem=True) for text in _store_leftovers(settings, folder)],
         *[Finding("shared memory", text) for text in asyncio.run(engine.unclaimed_memory())],
-        Finding("emulated", "instance types are names here: hosts share this machine's CPUs, memory and GPUs"),
-        Finding("emulated", "input mode FastFile fetches whole objects before the program starts, as File does"),
+        *_emulated(has_hosts=has_hosts),
     ]
     if options.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
@@ -105,6 +107,13 @@ def _checked(name: str, look: Callable[[], Finding]) -> Finding:
         return Finding(name, error.message, is_problem=True)
 
 
+def _all_checked(name: str, look: Callable[[], list[Finding]]) -> list[Finding]:
+    try:
+        return look()
+    except ClaryError as error:  # such as a service whose database is away: the other findings stay
+        return [Finding(name, error.message, is_problem=True)]
+
+
 def _nodes(settings: Settings) -> list[Finding]:
     """Return findings on the nodes of an engine that uses other machines; empty for the engine `local`."""
     running = find_running(settings)
@@ -116,12 +125,41 @@ def _nodes(settings: Settings) -> list[Finding]:
         return [Finding("nodes", error.message, is_problem=True)]
     if page["engine"] == "local":
         return []
-    text = "; ".join(f"{kind['num_free']} of {kind['num_nodes']} free: {kind['maps_to']}" for kind in page["kinds"])
+    text = "; ".join(map(_kind_words, page["kinds"]))
     name = f"{page['engine']} nodes"
+    none = "none" + ("; add machines with: clary hosts add USER@HOST" if page["engine"] == "boxes" else "")
     return [
-        Finding(name, text or "none", is_problem=not text),
+        Finding(name, text or none, is_problem=not text),
+        *[Finding(name, sentence, is_problem=True) for sentence in page.get("remarks", ())],
         Finding(name, f"they reach the service at {page['url']}"),
         *[Finding("not isolated", sentence) for sentence in SHARED],
+    ]
+
+
+def _kind_words(kind: Mapping[str, Any]) -> str:
+    words = f"{kind['num_free']} of {kind['num_nodes']} free: {kind['maps_to']}"
+    return f"{words} ({kind['out_of_use']})" if kind.get("out_of_use") else words
+
+
+def _this_machine(engine: LocalEngine, settings: Settings, *, has_hosts: bool) -> list[Finding]:
+    """Return findings on this machine as a place of hosts; empty if hosts run on other machines."""
+    if not has_hosts:
+        words = "hosts run on other machines; this one runs the service and its object store"
+        return [Finding("machine", words), _checked("memory limits", lambda: _memory_limits(engine, settings))]
+    return [
+        _checked("machine", lambda: _machine(engine, settings)),
+        _checked("memory limits", lambda: _memory_limits(engine, settings)),
+        *_isolation(engine),
+    ]
+
+
+def _emulated(*, has_hosts: bool) -> list[Finding]:
+    hosts = "hosts share this machine's CPUs, memory and GPUs"
+    if not has_hosts:
+        hosts = "a host has the CPUs, memory and GPUs of its node"
+    return [
+        Finding("emulated", f"instance types are names here: {hosts}"),
+        Finding("emulated", "input mode FastFile fetches whole objects before the program starts, as File does"),
     ]
 
 
@@ -132,6 +170,25 @@ def _service(settings: Settings) -> Finding:
     if not running.is_healthy():
         return Finding("service", f"process {running.record.pid} runs but does not answer", is_problem=True)
     return Finding("service", f"{running.record.url}, process {running.record.pid}, version {running.record.version}")
+
+
+def _object_store(settings: Settings, folder: StateFolder) -> Finding:
+    """Return the store of objects; a problem if the embedded store of a running service does not answer."""
+    program = settings.s3_endpoint_url or find_program()
+    record = None if settings.s3_endpoint_url else StoreRecord.read(folder.root / "run" / "seaweed.json")
+    if record is None or find_running(settings) is None:
+        return Finding("object store", program)
+    port = record.ports["s3"]
+    connection = http.client.HTTPConnection(HOST, port, timeout=STORE_LIMIT_S)
+    try:
+        connection.request("GET", "/")
+        connection.getresponse()  # whatever it is: a refusal is an answer too
+    except (OSError, http.client.HTTPException) as error:
+        words = f"{program} does not answer at {HOST}:{port} ({error}); the service starts it again once it has ended"
+        return Finding("object store", f"{words}; see {folder.root / 'run' / 'seaweed.log'}", is_problem=True)
+    finally:
+        connection.close()
+    return Finding("object store", program)
 
 
 def _store_leftovers(settings: Settings, folder: StateFolder) -> list[str]:
@@ -202,7 +259,10 @@ def _isolation(engine: LocalEngine) -> list[Finding]:
     ]
 
 
-def _disk(folder: StateFolder) -> Finding:
+def _disk(folder: StateFolder, settings: Settings) -> Finding:
+    share = 0.0 if settings.s3_endpoint_url else MIN_FREE_SHARE  # the embedded store takes nothing below it
+    if why := why_unwritable(folder.root, min_free_share=share):
+        return Finding("disk", why, is_problem=True)
     existing = next(path for path in (folder.root, *folder.root.parents) if path.exists())
     free = shutil.disk_usage(existing).free
-    return Finding("disk", f"{free / GIB:.0f} GiB free at {existing}", is_problem=free < MIN_FREE_BYTES)
+    return Finding("disk", f"{free / GIB:.1f} GiB free at {existing}", is_problem=free < MIN_FREE_BYTES)

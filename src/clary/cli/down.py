@@ -10,7 +10,7 @@ from typing import Any
 
 from clary.cli.connection import find_running
 from clary.cli.contexts import require_local
-from clary.control.full_disks import why_full
+from clary.control.full_disks import why_unwritable
 from clary.control.settings import load_settings
 
 DOWN_TIMEOUT_S = 60.0
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     process, folder = running.record.process, running.folder
     if process.terminate(timeout_s=DOWN_TIMEOUT_S):
         if folder.service_record_path.exists():  # an ending service removes this file unless jobs continue
-            why = why_full(folder.root) or f"see {folder.service_log}"
+            why = why_unwritable(folder.root) or f"see {folder.service_log}"
             print(
                 f"clary: the service is down, but jobs run on without it: {why}. The next clary up takes them up, and "
                 "clary down ends them then.",

@@ -139,5 +139,9 @@ EXAMPLES: Mapping[str, Examples] = {
         ("completion bash", "for bash: source <(clary completion bash)"),
         ("completion fish", "for fish: clary completion fish | source"),
     ),
+    "restart": (
+        ("restart", "take over changed settings or a new release; jobs run on"),
+        ("restart --json", "the same; print which jobs go on"),
+    ),
     "down": (("down", "stop the running jobs, the service and what it started"),),
 }

@@ -54,6 +54,7 @@ VERBS = (
     "backup",
     "context",
     "completion",
+    "restart",
     "down",
 )
 _NEEDS_ALL = "completion"  # its script holds all verbs

@@ -8,6 +8,7 @@ service first tries the store that an earlier service left, then starts another 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ def wait_until_ready(
     log: Path,
     find_ready: Callable[[], Ready | None],
     say: Callable[[str], None],
+    ending: signal.Signals = signal.SIGTERM,
 ) -> Ready:
     """Return the first result of `find_ready` other than None; end the service on any earlier exception.
 
@@ -42,12 +44,13 @@ def wait_until_ready(
         log: file that this service alone writes to.
         find_ready: polled; returns None until the service is ready.
         say: called with a sentence on progress from time to time.
+        ending: signal that ends the service; `HAND_OVER` if it may have taken over running jobs, which then run on.
     Raises: ClaryError: the service ended, or was given up.
     """
     try:
         return _wait(process, log, find_ready, say)
     except BaseException:
-        _end(process, say)
+        _end(process, ending, say)
         raise
 
 
@@ -77,8 +80,8 @@ def _wait(
     raise ClaryError(f"the service ended after {time.monotonic() - began_s:.1f} s with exit code {exit_code}")
 
 
-def _end(process: subprocess.Popen[bytes], say: Callable[[str], None]) -> None:
-    process.terminate()
+def _end(process: subprocess.Popen[bytes], ending: signal.Signals, say: Callable[[str], None]) -> None:
+    process.send_signal(ending)
     try:
         process.wait(END_GRACE_S)
     except subprocess.TimeoutExpired:

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,8 +19,9 @@ from clary.cli.service_start import POLL_S, SILENCE_S, wait_until_ready
 from clary.control.egress.entries import parse_entry
 from clary.control.engines.images import why_default_fails
 from clary.control.engines.interpreters import InterpreterProbe
-from clary.control.full_disks import why_full
+from clary.control.full_disks import why_unwritable
 from clary.control.server.ownership import is_owned
+from clary.control.server.succession import HAND_OVER, SUPERVISED
 from clary.control.settings import Settings, load_settings, unknown_variables, variable_of
 from clary.control.shared_words import shared_by_settings
 from clary.control.state_folder import NEW_DATABASE, NEW_KEYS, StateFolder
@@ -74,12 +76,12 @@ def run(options: argparse.Namespace) -> int:
     for sentence in unknown_variables(os.environ):
         _say(sentence)
     if options.foreground:
-        os.execv(sys.executable, _command(options))  # noqa: S606 - the same interpreter, our own module
+        os.execv(sys.executable, _command(options, SUPERVISED))  # noqa: S606 - the same interpreter, our own module
     started_at = time.monotonic()
     running = find_running(settings)
     if running is None:
         try:
-            connection = _start(settings, folder, options)
+            connection = start_service(settings, folder, options)
         except ClaryError:
             running = _other_service(settings, folder)
             if running is None:
@@ -99,6 +101,8 @@ def run(options: argparse.Namespace) -> int:
     if settings.engine != "local":
         nodes = connection.get("capacity")
         print(f"  nodes  {nodes['num_nodes']} of {nodes['engine']}, at {nodes['url']}")
+        for sentence in nodes.get("remarks", ()):
+            print(f"  !!     {sentence}")
     for sentence in unused_settings(settings):
         print(f"  !!     {sentence}")
     for sentence in shared_by_settings(settings, [parse_entry(text) for text in settings.reachable_networks]):
@@ -159,8 +163,9 @@ def _print_json(connection: Connection, settings: Settings, *, was_running: bool
     return 0
 
 
-def _command(options: argparse.Namespace) -> list[str]:
-    return [sys.executable, "-m", "clary.control.server", *_flags(options)]
+def _command(options: argparse.Namespace, *more: str) -> list[str]:
+    # -P: Python imports nothing from the folder in which the command was called, which may be anybody's.
+    return [sys.executable, "-P", "-m", "clary.control.server", *_flags(options), *more]
 
 
 def _flags(options: argparse.Namespace) -> list[str]:
@@ -168,12 +173,23 @@ def _flags(options: argparse.Namespace) -> list[str]:
     return [flag for flag, is_wanted in wanted if is_wanted]
 
 
-def _start(settings: Settings, folder: StateFolder, options: argparse.Namespace) -> Connection:
+def start_service(settings: Settings, folder: StateFolder, options: argparse.Namespace, *more: str) -> Connection:
+    """Start the service in the background and return it once it is ready.
+
+    Args:
+        settings: settings of the service.
+        folder: the state folder, which exists.
+        options: options of `clary up`, as far as the server has them.
+        more: further options of the server.
+    Raises: ClaryError with the end of the service's log if it does not come up; then it is ended.
+    """
+    # A service that did not end in order has left its record, and perhaps jobs that run.
+    ending = HAND_OVER if folder.service_record_path.exists() else signal.SIGTERM
     # The service runs in another working directory, in which a relative state folder would be another folder.
     environment = {**os.environ, variable_of("home"): str(folder.root)}
     with folder.service_log.open("ab") as log:
         process = subprocess.Popen(
-            _command(options),
+            _command(options, *more),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -188,7 +204,7 @@ def _start(settings: Settings, folder: StateFolder, options: argparse.Namespace)
         return connection if is_it else None
 
     try:
-        connection = wait_until_ready(process, log=folder.service_log, find_ready=find_ready, say=_say)
+        connection = wait_until_ready(process, log=folder.service_log, find_ready=find_ready, say=_say, ending=ending)
     except ClaryError as error:
         raise ClaryError(f"{error.message}{_why(folder)}", fault=error.fault) from error
     # The service outlives this command on purpose.
@@ -214,7 +230,7 @@ def _say(sentence: str) -> None:
 
 def _why(folder: StateFolder) -> str:
     """Return the known facts of a failed start, for the end of a sentence."""
-    full = why_full(folder.root)  # a log on a full disk cannot name the cause of a service's end
+    full = why_unwritable(folder.root)  # a log on a full disk cannot name the cause of a service's end
     return f"{f'; {full}; then start it again' if full else ''}; end of {folder.service_log}:\n{_log_tail(folder)}"
 
 

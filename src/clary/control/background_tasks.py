@@ -9,15 +9,52 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+from clary.base.errors import ClaryError
 
 FIRST_PAUSE_S = 1.0  # before the first new start; doubled after each further error
 LONGEST_PAUSE_S = 60.0
 STEADY_S = 300.0  # after a run of this length, the next pause is the first one again
 
+REPEAT_S = 60.0  # between two lines on a failure that goes on
+
 _log = logging.getLogger(__name__)
+
+
+class FailureLog:
+    """Logs failures of work that is soon tried again; a failure that passes by itself takes a line a minute.
+
+    While a database is away or a disk is full, such work fails several times a second, and a traceback each time would
+    fill the disk and hide the other lines.
+
+    Args:
+        log: gets the lines.
+        monotonic: clock in seconds.
+    """
+
+    def __init__(self, log: logging.Logger, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._monotonic = monotonic
+        self._told: dict[str, tuple[float, int]] = {}  # failed work -> time of its last line, failures since then
+
+    def tell(self, what: str, error: Exception) -> None:
+        """Log that `what` failed: with its traceback, or in one line if the error says that a retry may succeed."""
+        if not isinstance(error, ClaryError) or not error.retryable:
+            self._log.error("%s", what, exc_info=error)
+            return
+        now_s = self._monotonic()
+        at_s, num_more = self._told.get(what, (-math.inf, 0))
+        if now_s - at_s < REPEAT_S:
+            self._told[what] = (at_s, num_more + 1)
+            return
+        again = f" ({num_more} more times since the last such line)" if num_more else ""
+        self._log.warning("%s%s: %s", what, again, error.message)
+        self._told = {work: told for work, told in self._told.items() if now_s - told[0] < 2 * REPEAT_S}
+        self._told[what] = (now_s, 0)
 
 
 def keep_running(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:

@@ -6,6 +6,7 @@ only their owner can read.
     settings.toml   clary.db   database.json   service.log
     run/service.json     address and process of the running service; beside it a copy, in case the file is damaged
     run/engine           source of jobs' hosts: local, slurm or boxes
+    run/started.json     settings with which the service started; secrets as digests
     run/seaweed.json     ports and process of the embedded object store; beside it its log
     secrets/root.json    key pair of the service's owner; admin token; master key of job keys
     client/              generated SageMaker configuration; AWS profiles with the owner's keys
@@ -220,7 +221,7 @@ class StateFolder:
         except OSError as error:
             raise ContractError(
                 f"state folder {self.root}: {error.filename} can not be made: {error.strerror}; "
-                + (full_disks.WAY_OUT if full_disks.is_refusal(error) else "name a folder of your own with CLARY_HOME"),
+                + (full_disks.way_out(error) or "name a folder of your own with CLARY_HOME"),
                 fault=Fault.USER,
             ) from error
 

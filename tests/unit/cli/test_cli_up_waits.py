@@ -1,6 +1,7 @@
 """`clary up` waits for a service that shows activity, prints its last log line, and ends a silent service."""
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
@@ -101,6 +102,22 @@ def test_a_service_that_ignores_sigterm_is_killed_and_reported(tmp_path, started
         wait(process, tmp_path, said=said)
     assert process.poll() is not None
     assert said[-1] == "the service did not end within 0 s and is killed"
+
+
+def test_a_service_that_may_have_jobs_is_told_to_leave_them(tmp_path, started):
+    code = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7)); print(flush=True); "
+    process = started(f"{code}time.sleep(60)")
+    log = tmp_path / "service.log"
+
+    def interrupt():
+        if log.read_text():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        service_start.wait_until_ready(
+            process, log=log, find_ready=interrupt, say=lambda _: None, ending=signal.SIGUSR1
+        )
+    assert process.returncode == 7
 
 
 def test_the_waits_exceed_the_time_to_restart_a_dead_object_store():

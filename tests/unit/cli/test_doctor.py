@@ -5,13 +5,18 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from clary.base.errors import ClaryError, Fault
 from clary.base.processes import ProcessId
+from clary.cli import doctor
 from clary.cli.main import main
+from clary.control import full_disks
 from clary.control.engines.local import attempt_leftovers, attempt_record, machine_census
 from clary.control.engines.local.network.network_spec import RELEASED_FILE
 from clary.control.objects import weed_process
@@ -59,6 +64,36 @@ def test_emulated_features_are_listed_and_present_features_are_not_missing(home,
     emulated = [finding["text"] for finding in findings if finding["name"] == "emulated"]
     assert [text for text in emulated if "FastFile fetches whole objects" in text]
     assert not [finding for finding in findings if "tuning" in finding["text"]]
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    """The capacity page of a service that runs with boxes; a test may change it."""
+    page = {"engine": "boxes", "url": "https://head:4571", "kinds": [], "remarks": []}
+    record = SimpleNamespace(url="http://127.0.0.1:1", pid=1, version="0", memory_limits="kept by boxes")
+    state = {"problems": [], "facts": []}
+    running = SimpleNamespace(is_healthy=lambda: True, record=record, get={"capacity": page, "state": state}.get)
+    monkeypatch.setattr(doctor, "find_running", lambda settings: running)
+    return page
+
+
+def test_with_boxes_the_report_is_on_boxes_and_not_on_hosts_of_this_machine(home, sockets, capsys, nodes):
+    assert main(["doctor"]) == 1
+    told = capsys.readouterr().out
+    assert "!!  boxes nodes  " in told
+    assert "add machines with: clary hosts add USER@HOST" in told
+    assert "hosts at once" not in told
+    assert "hosts share this machine's CPUs" not in told
+    assert "a host has the CPUs, memory and GPUs of its node" in told
+
+
+def test_nodes_out_of_use_and_settings_without_nodes_are_in_the_report(home, sockets, capsys, nodes):
+    kind = {"num_free": 1, "num_nodes": 2, "maps_to": "partition cpu", "out_of_use": "c2 is drained: fan"}
+    nodes.update(engine="slurm", kinds=[kind], remarks=['[slurm."ml.b"] selects no node'])
+    assert main(["doctor"]) == 1
+    told = capsys.readouterr().out
+    assert "1 of 2 free: partition cpu (c2 is drained: fan)" in told
+    assert '!!  slurm nodes    [slurm."ml.b"] selects no node' in told
 
 
 def test_an_object_store_without_a_service_is_left_behind_with_its_ports(home, sockets, capsys):
@@ -179,3 +214,51 @@ def test_shared_memory_in_use_or_of_other_times_or_isolated_jobs_is_not_listed(h
     an_hour_ago = time.time() - 3600
     os.utime(segment, (an_hour_ago, an_hour_ago))
     assert attempt_leftovers.unclaimed_memory(home.jobs) == []
+
+
+def test_an_object_store_that_does_not_answer_is_a_problem(home, sockets, capsys, monkeypatch, nodes):
+    """A paused store still takes connections, so only its answer shows that it works."""
+    nodes["engine"] = "local"
+    monkeypatch.setattr(doctor, "STORE_LIMIT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        StoreRecord(ports={**PORTS, "s3": port}).write(home.root / "run" / "seaweed.json")
+        assert main(["doctor"]) == 1
+        assert f"does not answer at 127.0.0.1:{port} (timed out)" in "".join(lines_of(capsys, "object store"))
+
+        def answer():
+            connection, _ = silent.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+
+        silent.accept()[0].close()  # the connection of the first report
+        thread = threading.Thread(target=answer)
+        thread.start()
+        main(["doctor"])
+        thread.join()
+        assert lines_of(capsys, "object store")[0].startswith("ok")
+
+
+def test_a_service_whose_database_is_away_hides_no_other_finding(home, sockets, capsys, monkeypatch):
+    def get(_name):
+        raise ClaryError("ServiceUnavailable: cannot read from the database", fault=Fault.INFRASTRUCTURE)
+
+    record = SimpleNamespace(url="http://127.0.0.1:1", pid=1, version="0", memory_limits="kept by the kernel")
+    running = SimpleNamespace(is_healthy=lambda: True, record=record, get=get)
+    monkeypatch.setattr(doctor, "find_running", lambda _: running)
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert "!!  state          ServiceUnavailable: cannot read from the database" in said
+    assert "emulated" in said
+
+
+def test_a_disk_that_takes_no_writes_is_a_problem_even_if_much_is_free(home, sockets, capsys, monkeypatch):
+    facts = SimpleNamespace(
+        f_bavail=1 << 30, f_blocks=1 << 30, f_frsize=4096, f_files=0, f_favail=0, f_flag=os.ST_RDONLY
+    )
+    monkeypatch.setattr(full_disks.os, "statvfs", lambda _: facts)
+    assert main(["doctor"]) == 1
+    (line,) = lines_of(capsys, "disk")
+    assert line.startswith("!!")
+    assert f"the disk of {home.root} is mounted read-only" in line

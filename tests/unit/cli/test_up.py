@@ -40,7 +40,7 @@ def say(tmp_path, monkeypatch, capsys):
 
     def say(*, is_running, is_json):
         monkeypatch.setattr(up, "find_running", lambda settings: connection if is_running else None)
-        monkeypatch.setattr(up, "_start", lambda settings, folder, options: connection)
+        monkeypatch.setattr(up, "start_service", lambda settings, folder, options: connection)
         options = argparse.Namespace(foreground=False, json=is_json, new_database=False, new_keys=False, engine=None)
         assert up.run(options) == 0
         return capsys.readouterr().out
@@ -119,7 +119,7 @@ def test_up_is_content_with_a_service_that_another_command_has_started_meanwhile
     def start(settings, folder, options):
         raise ClaryError("another service runs")
 
-    monkeypatch.setattr(up, "_start", start)
+    monkeypatch.setattr(up, "start_service", start)
     options = argparse.Namespace(foreground=False, json=is_json, new_database=False, new_keys=False, engine=None)
     with sole_owner(StateFolder(tmp_path)):
         assert up.run(options) == 0
@@ -135,7 +135,7 @@ def test_up_tells_why_the_service_ended_if_no_other_one_runs(tmp_path, monkeypat
     def start(settings, folder, options):
         raise ClaryError("the service ended")
 
-    monkeypatch.setattr(up, "_start", start)
+    monkeypatch.setattr(up, "start_service", start)
     options = argparse.Namespace(foreground=False, json=False, new_database=False, new_keys=False, engine=None)
     with pytest.raises(ClaryError, match="the service ended"):
         up.run(options)
@@ -153,7 +153,7 @@ def test_up_tells_why_the_service_ended_if_the_lock_cannot_be_read(tmp_path, mon
     monkeypatch.setenv("CLARY_HOME", str(tmp_path))
     monkeypatch.setattr(up, "find_running", lambda settings: None)
     monkeypatch.setattr(up, "is_owned", refuse)
-    monkeypatch.setattr(up, "_start", start)
+    monkeypatch.setattr(up, "start_service", start)
     options = argparse.Namespace(foreground=False, json=False, new_database=False, new_keys=False, engine=None)
     with pytest.raises(ClaryError, match="the service ended"):
         up.run(options)

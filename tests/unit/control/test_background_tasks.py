@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import clary.control
+from clary.base.errors import StoreError
 from clary.control import background_tasks
-from clary.control.background_tasks import keep_running
+from clary.control.background_tasks import FailureLog, keep_running
 
 # Modules whose own tasks are not meant to last: each does one piece of work, and its owner awaits it or logs its end.
 ONE_PIECE_OF_WORK = {
@@ -142,3 +143,23 @@ async def test_pauses_grow_up_to_a_limit_and_are_short_again_after_a_steady_run(
     monkeypatch.setattr(background_tasks.time, "monotonic", lambda: now_s[0])
     await keep_running("failing", work)
     assert pauses == [1.0, 2.0, 4.0, 5.0, 1.0, 2.0]
+
+
+def test_a_failure_that_passes_takes_one_line_a_minute_and_a_defect_its_traceback(caplog):
+    """A database that is away fails every pass, twice a second."""
+    now = [0.0]
+    failures = FailureLog(logging.getLogger("test"), monotonic=lambda: now[0])
+    away = StoreError("the server is away", retryable=True)
+    for _ in range(130):
+        failures.tell("this pass failed", away)
+        now[0] += 0.5
+    failures.tell("another failed", away)
+    assert [record.getMessage() for record in caplog.records] == [
+        "this pass failed: the server is away",
+        "this pass failed (119 more times since the last such line): the server is away",
+        "another failed: the server is away",
+    ]
+    assert not any(record.exc_info for record in caplog.records)
+    for defect in (StoreError("a bug"), KeyError("name")):
+        failures.tell("this pass failed", defect)
+        assert caplog.records[-1].exc_info[1] is defect

@@ -2,15 +2,17 @@
 
 import errno
 import os
+import sqlite3
 from types import SimpleNamespace
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from clary.base.errors import NOTHING_CHANGED, ContractError, Fault, ObjectStoreError, StoreError, WireError
 from clary.contract.launch_plan import Credentials
 from clary.contract.sigv4 import payload_hash, sign
 from clary.control import full_disks
-from clary.control.full_disks import MIN_FREE_BYTES, why_full
+from clary.control.full_disks import MIN_FREE_BYTES, MIN_FREE_FILES, StoreDisk, why_full, why_unwritable
 from clary.control.jobs import events
 from clary.control.objects import weed_security
 from clary.control.objects.seaweed import EmbeddedStore
@@ -19,6 +21,7 @@ from clary.control.server import aws_handler
 from clary.control.server.edge.passing_troubles import why_not_now
 from clary.control.server.service import _end_jobs
 from clary.control.state_folder import StateFolder
+from clary.control.store.database import describe_failure
 from clary.control.wire.messages import HttpRequest
 from clary.control.wire.signatures import SignatureVerifier
 from clary.testing.fake_clock import FakeClock
@@ -31,16 +34,100 @@ def refuse(*_arguments, **_options):
     raise NO_ROOM
 
 
+def disk_facts(free_bytes, *, of_bytes=1 << 40, free_files=1_000, files=5_000, flags=0):
+    sizes = {"f_bavail": free_bytes // 1024, "f_blocks": of_bytes // 1024, "f_frsize": 1024}
+    return SimpleNamespace(**sizes, f_files=files, f_favail=free_files, f_flag=flags)
+
+
 @pytest.mark.parametrize("free_bytes", [0, MIN_FREE_BYTES - 1024, MIN_FREE_BYTES])
 def test_a_disk_counts_as_full_before_its_last_byte(tmp_path, monkeypatch, free_bytes):
-    facts = SimpleNamespace(f_bavail=free_bytes // 1024, f_frsize=1024)
-    monkeypatch.setattr(full_disks.os, "statvfs", lambda _: facts)
+    monkeypatch.setattr(full_disks.os, "statvfs", lambda _: disk_facts(free_bytes))
     said = why_full(tmp_path / "not-made" / "yet")
     if free_bytes >= MIN_FREE_BYTES:
         assert said == ""
     else:
         assert f"not-made/yet is full ({free_bytes} bytes are free, at least {MIN_FREE_BYTES}" in said
         assert "free space there" in said
+
+
+@pytest.mark.parametrize(
+    ("free_files", "files", "words"),
+    [
+        (0, 38_400, "0 inodes are free"),
+        (MIN_FREE_FILES - 1, 38_400, "remove files"),
+        (MIN_FREE_FILES, 38_400, ""),
+        (0, 0, ""),
+    ],
+)
+def test_a_disk_without_free_inodes_takes_no_files(tmp_path, monkeypatch, free_files, files, words):
+    monkeypatch.setattr(full_disks.os, "statvfs", lambda _: disk_facts(1 << 30, free_files=free_files, files=files))
+    said = why_full(tmp_path)
+    assert words in said
+    assert bool(said) == bool(words)
+
+
+def test_a_disk_that_the_kernel_mounted_read_only_is_named_with_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(full_disks.os, "statvfs", lambda _: disk_facts(1 << 30, flags=os.ST_RDONLY))
+    assert "is mounted read-only: look in the kernel's log" in why_unwritable(tmp_path)
+    assert why_full(tmp_path) == ""
+
+
+def test_the_object_store_needs_a_part_of_a_large_disk_and_notices_room_late(tmp_path, monkeypatch):
+    now = [1000.0]
+    disk = StoreDisk(tmp_path, min_free_share=0.01, look_s=60.0, monotonic=lambda: now[0])
+    facts = [disk_facts(1 << 31, of_bytes=400 << 30)]
+    monkeypatch.setattr(full_disks.os, "statvfs", lambda _: facts[0])
+    assert f"at least {4 << 30}, 1% of the disk, are needed" in disk.why_unwritable()
+    assert why_full(tmp_path) == ""
+    facts[0] = disk_facts(1 << 35, of_bytes=400 << 30)
+    now[0] += 59
+    assert "was full until a moment ago" in disk.why_unwritable()
+    now[0] += 1
+    assert disk.why_unwritable() == ""
+
+
+async def test_a_store_on_a_disk_too_full_for_objects_starts_for_reads(tmp_path, monkeypatch, caplog):
+    """Weed takes no objects below 1 % of free disk: a start that waits for a put would never end."""
+    calls = []
+
+    class FakeClient:
+        async def probe(self, bucket):
+            calls.append(("put, get and delete", bucket))
+
+        async def probe_listing(self, bucket):
+            calls.append(("list", bucket))
+
+    store = EmbeddedStore(tmp_path, credentials=Credentials(access_key_id="A", secret_access_key="B"))
+    for free_bytes in (1 << 31, 1 << 35):
+        facts = disk_facts(free_bytes, of_bytes=400 << 30)
+        monkeypatch.setattr(full_disks.os, "statvfs", lambda _, facts=facts: facts)
+        await store._probe(FakeClient())
+    assert calls == [("list", "clary"), ("put, get and delete", "clary")]
+    assert "takes no new ones: the disk of" in caplog.text
+
+
+def test_a_read_only_disk_is_not_reported_as_missing_rights(tmp_path, monkeypatch):
+    def refuse_writing(*_arguments, **_options):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(tmp_path))
+
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse_writing)
+    with pytest.raises(ContractError, match="Read-only file system; look in the kernel's log"):
+        StateFolder(tmp_path / "state").create()
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EIO])
+def test_clients_are_told_of_a_broken_disk(number):
+    said = why_not_now(OSError(number, os.strerror(number), "/state/file"))
+    assert f"/state/file could not be read or written: {os.strerror(number)}; look in the kernel's log" in said
+
+
+@pytest.mark.parametrize("code", ["SQLITE_IOERR_WRITE", "SQLITE_READONLY_DBMOVED", "SQLITE_CANTOPEN"])
+def test_a_database_on_a_broken_disk_says_what_to_do(code):
+    refused = sqlite3.OperationalError("disk I/O error")
+    refused.sqlite_errorcode = getattr(sqlite3, code)
+    said = describe_failure("a write was refused", OperationalError("INSERT", {}, refused))
+    assert "disk I/O error; look in the kernel's log" in said.message
+    assert said.fault is Fault.INFRASTRUCTURE
 
 
 def test_a_full_disk_is_not_reported_as_missing_rights(tmp_path, monkeypatch):

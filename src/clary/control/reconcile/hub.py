@@ -86,7 +86,9 @@ class JobHub:
         self._has_jobs = asyncio.Event()  # set while a job waits or has hosts
         self._listeners: list[Listener] = []
         self._doubtful: set[str] = set()  # jobs whose last write may or may not have happened
-        # job -> the attempt that was running when this machine went down, and the last sign of life before that
+        # job -> the attempt that an earlier service left, and the last sign of its life that this service has stored
+        self._left: dict[str, tuple[int, datetime]] = {}
+        # the same, only of attempts that were running when this machine went down
         self._cut_short: dict[str, tuple[int, datetime]] = {}
         # Held while a job and its data are deleted, so that a second deletion cannot hit a new job of that name.
         self.deletion = asyncio.Lock()
@@ -99,10 +101,11 @@ class JobHub:
         """
         for job in sorted(await self._store.unfinished_jobs(), key=lambda job: job.created_at):
             self._remember(job)
+            self._left[job.name] = (job.attempt, self._last_sign(job, last_alive_at))
             if job.anchor is None:
                 await self.update(job.name, self._anchored)
             elif not job.anchor.holds:
-                sign_at = self._last_sign(job, last_alive_at)
+                sign_at = self._left[job.name][1]
                 self._cut_short[job.name] = (job.attempt, sign_at)
                 await self.update(job.name, partial(self._anchored, not_before=sign_at))
         self._changed.set()
@@ -121,6 +124,11 @@ class JobHub:
     def cut_short_at(self, job: TrainingJob) -> datetime | None:
         """Return the last sign of life before a boot of this machine that the job's attempt had begun before."""
         attempt, sign_at = self._cut_short.get(job.name, (-1, None))
+        return sign_at if attempt == job.attempt else None
+
+    def left_at(self, job: TrainingJob) -> datetime | None:
+        """Return the last stored sign of life of an attempt that an earlier service left; None for other attempts."""
+        attempt, sign_at = self._left.get(job.name, (-1, None))
         return sign_at if attempt == job.attempt else None
 
     def now_of(self, job: TrainingJob) -> datetime:
@@ -237,6 +245,7 @@ class JobHub:
         await self._store.delete_job(name)
         self._waiting.pop(name, None)
         self._active.pop(name, None)
+        self._left.pop(name, None)
         self._cut_short.pop(name, None)
         self._note_whether_jobs_are_left()
         self._notify(name)
@@ -264,6 +273,12 @@ class JobHub:
                 await event.wait()
         except TimeoutError:
             return
+
+    def wake_watchers(self) -> None:
+        """End all waits of `wait_for_job`, because the service ends."""
+        for event in self._watchers.values():
+            event.set()
+        self._watchers.clear()
 
     async def settle_doubts(self) -> None:
         """Reload the jobs whose last write failed: a commit may have succeeded although its confirmation was lost.

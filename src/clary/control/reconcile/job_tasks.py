@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 
+from clary.control.background_tasks import FailureLog
 from clary.control.jobs.training_job import TrainingJob
 from clary.control.store.errors import StaleLease
 
@@ -17,6 +18,7 @@ class JobTasks:
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._failures = FailureLog(log)
 
     def is_busy(self, name: str) -> bool:
         """Whether a task of the job is running."""
@@ -35,8 +37,8 @@ class JobTasks:
                 await work(job)
             except StaleLease as stale:
                 log.warning("job %s: background work was dropped: %s", name, stale.message)
-            except Exception:  # boundary: as in `make_pass`; one job's failure must not end the service
-                log.exception("job %s: background work failed; the next pass tries again", name)
+            except Exception as error:  # noqa: BLE001 - boundary: as in `make_pass`; it must not end the service
+                self._failures.tell(f"job {name}: background work failed; the next pass tries again", error)
             finally:
                 self._tasks.pop(name, None)
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import socket
 import ssl
+import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
 from clary.base.clock import SystemClock
-from clary.control.full_disks import why_full
+from clary.control.full_disks import StoreDisk
+from clary.control.objects import weed_process
 from clary.control.objects.front import S3Front
 from clary.control.server.actions.rehearsal_actions import RehearsalActions
 from clary.control.server.authorization import Authorizer
@@ -25,6 +28,7 @@ from clary.control.server.edge.body_budget import BodyBudget
 from clary.control.server.edge.connect_proxy import ConnectProxy
 from clary.control.server.edge.connections import allowed_connections
 from clary.control.server.edge.guesses import GuessLimiter
+from clary.control.server.edge.handed_sockets import HandedSockets
 from clary.control.server.edge.host_names import HostNames
 from clary.control.server.edge.listener import Listener, settle
 from clary.control.server.edge.sessions import Sessions
@@ -49,14 +53,18 @@ from clary.control.wire.routing import default_router
 from clary.control.wire.signatures import SignatureVerifier
 
 
-async def open_doors(stack: AsyncExitStack, base: Foundations, core: Core, backups: BackupKeeper) -> None:
-    """Start the S3 front, the listener and the proxy. Raises: ClaryError if one cannot listen.
+async def open_doors(
+    stack: AsyncExitStack, base: Foundations, core: Core, backups: BackupKeeper, handed: HandedSockets
+) -> Sequence[socket.socket]:
+    """Start the S3 front, the listener and the proxy; return the sockets on which they listen.
 
     Args:
         stack: closes them in reverse order.
         base: the open settings, keys, ports and stores.
         core: the middle layer, whose jobs are loaded.
         backups: makes backups for the page that requests one.
+        handed: listening sockets of the service whose place this one takes.
+    Raises: ClaryError if one cannot listen.
     """
     settings, ports, services = base.settings, base.ports, core.services
     default_router()  # loads the service models now, not during the first request
@@ -73,7 +81,7 @@ async def open_doors(stack: AsyncExitStack, base: Foundations, core: Core, backu
         bucket_of_own_host=names.bucket_of,
         region=settings.region if settings.s3_regions == OWN_REGION else None,
         note_known=settle,
-        why_full=partial(why_full, settings.home_folder) if not settings.s3_endpoint_url else lambda: "",
+        why_full=_store_disk(settings).why_unwritable if not settings.s3_endpoint_url else lambda: "",
         temporary=services.temporary_keys,
         public=core.public,
     )
@@ -97,6 +105,7 @@ async def open_doors(stack: AsyncExitStack, base: Foundations, core: Core, backu
         tls_context=_tls_context(settings),
         tls_port=ports.tls or 0,
         nodes_host=nodes_host(settings),
+        handed=handed,
     )
     await listener.start()
     stack.push_async_callback(listener.close)
@@ -104,10 +113,17 @@ async def open_doors(stack: AsyncExitStack, base: Foundations, core: Core, backu
         own_names = service_names(settings.region)
         has_bucket = partial(_has_bucket, services.objects, settings.account_id)
         proxy = ConnectProxy(
-            settings.host, tls_port=ports.tls, own_names=own_names, policy=core.egress, has_bucket=has_bucket
+            settings.host,
+            tls_port=ports.tls,
+            own_names=own_names,
+            api_port=ports.api,
+            policy=core.egress,
+            has_bucket=has_bucket,
         )
-        await proxy.start(ports.proxy)
+        await proxy.start(ports.proxy, listening=handed.take(settings.host, ports.proxy))
         stack.push_async_callback(proxy.close)
+        return [*listener.sockets, *([] if proxy.listening is None else [proxy.listening])]
+    return listener.sockets
 
 
 async def _has_bucket(objects: ObjectLookup, account_id: str, bucket: str) -> bool:
@@ -181,6 +197,15 @@ def _own_names(settings: Settings) -> list[str]:
     """Return the host names under which clients reach this machine; numeric addresses are always accepted."""
     own = [settings.host, nodes_host(settings), socket.gethostname()]
     return [*own, *settings.host_names.split(",")]
+
+
+def _store_disk(settings: Settings) -> StoreDisk:
+    return StoreDisk(
+        settings.home_folder,
+        min_free_share=weed_process.MIN_FREE_SHARE,
+        look_s=weed_process.DISK_LOOK_S,
+        monotonic=time.monotonic,
+    )
 
 
 def _tls_context(settings: Settings) -> ssl.SSLContext | None:

@@ -10,17 +10,21 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
 
 from clary.base.clock import Clock, SystemClock
 from clary.base.errors import ContractError, Fault, StoreError
 from clary.contract.launch_plan import Credentials, Endpoint
 from clary.control.folder_flush import FolderFlush
-from clary.control.full_disks import why_full
+from clary.control.full_disks import why_unwritable
 from clary.control.objects.seaweed import EmbeddedStore
 from clary.control.objects.store_client import StoreClient
+from clary.control.server.edge.handed_sockets import HandedSockets
 from clary.control.server.ownership import HeldLease, database_lease, sole_owner
 from clary.control.server.ports import Ports, choose_ports
 from clary.control.server.start_notes import noted
+from clary.control.server.succession import Leave
 from clary.control.services.query_desk import QueryDesk
 from clary.control.settings import Settings
 from clary.control.state_folder import RootSecrets, ServiceRecord, StateFolder
@@ -56,7 +60,13 @@ class Foundations:
 
 
 async def open_foundations(
-    stack: AsyncExitStack, settings: Settings, *, leave: asyncio.Event, begins_anew: bool, makes_keys: bool
+    stack: AsyncExitStack,
+    settings: Settings,
+    *,
+    leave: Leave,
+    begins_anew: bool,
+    makes_keys: bool,
+    handed: HandedSockets,
 ) -> Foundations:
     """Lock the state folder; open its keys, object store, database and logs.
 
@@ -66,12 +76,13 @@ async def open_foundations(
         leave: set when the service has to stop, here if the lease of the database is lost.
         begins_anew: whether the service may create a new database although the folder had one.
         makes_keys: whether the service may create new keys although the folder had others.
+        handed: listening sockets of the service whose place this one takes.
 
     Raises: ClaryError if a part could not be opened.
     """
     folder = StateFolder(settings.home_folder)
     folder.create()
-    if why := why_full(folder.root):
+    if why := why_unwritable(folder.root):
         # No write would succeed. Running processes, also the object store, are not touched: they could not be
         # restarted.
         raise StoreError(f"the service does not start: {why}", fault=Fault.INFRASTRUCTURE, retryable=True)
@@ -82,7 +93,7 @@ async def open_foundations(
     skew_s, boot_id = settings.clock_skew_s, read_boot_id()
     journal = ReplayJournal(folder.used_signatures, skew_s=skew_s, now=clock.now(), is_first=is_first, boot_id=boot_id)
     stack.callback(journal.close)
-    ports = choose_ports(settings, _former_service(folder))
+    ports = choose_ports(settings, _former_service(folder), handed=handed)
     object_store, embedded = await _object_store(stack, settings, folder, secrets, leave=leave)
     life = DatabaseLife(folder.root, keep=settings.num_backups, begins_anew=begins_anew)
     store = await Store.open(settings.resolved_database, life=life)
@@ -132,7 +143,7 @@ def _former_service(folder: StateFolder) -> ServiceRecord | None:
 
 
 async def _object_store(
-    stack: AsyncExitStack, settings: Settings, folder: StateFolder, secrets: RootSecrets, *, leave: asyncio.Event
+    stack: AsyncExitStack, settings: Settings, folder: StateFolder, secrets: RootSecrets, *, leave: Leave
 ) -> tuple[Endpoint, EmbeddedStore | None]:
     """Return the endpoint of the object store, and the embedded store, if it is one."""
     if settings.s3_endpoint_url:
@@ -148,5 +159,20 @@ async def _object_store(
     )
     words = f"the object store, as long as that shows life (its log is run/seaweed.log in {folder.root})"
     endpoint = await noted(embedded.start(), what=words, leave=leave)
-    stack.push_async_callback(embedded.stop)
+    stack.push_async_exit(partial(_end_store, embedded, leave))
     return endpoint, embedded
+
+
+async def _end_store(
+    embedded: EmbeddedStore,
+    leave: Leave,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> None:
+    """Stop the store, unless agents of jobs that outlive this service need it: the next service adopts it."""
+    # A start that failed has ended no job.
+    if leave.keeps_jobs or (error is not None and embedded.is_adopted):
+        await embedded.leave()
+    else:
+        await embedded.stop()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from clary.base.errors import EngineError, Fault
+from clary.control.server.edge.handed_sockets import HandedSockets
 from clary.control.settings import Settings
 from clary.control.state_folder import ServiceRecord
 
@@ -51,12 +52,13 @@ class Ports:
         return settings.advertise_url or f"https://{own_address()}:{self.tls}"
 
 
-def choose_ports(settings: Settings, left: ServiceRecord | None) -> Ports:
+def choose_ports(settings: Settings, left: ServiceRecord | None, *, handed: HandedSockets | None = None) -> Ports:
     """Return ports that were free during this call.
 
     Args:
         settings: `port` 0 chooses a free port, `tls_port` 0 opens no TLS port.
         left: record of a service that ended without removing the record.
+        handed: sockets that the earlier service has handed over; their ports count as free. None: there are none.
     Raises: EngineError naming a port that is taken; also if hosts are other machines and no TLS port is set.
     """
     if settings.engine != "local" and not settings.tls_port:
@@ -65,13 +67,28 @@ def choose_ports(settings: Settings, left: ServiceRecord | None) -> Ports:
             "tls_port is 0; set a port",
             fault=Fault.USER,
         )
+    handed = handed or HandedSockets()
     with contextlib.ExitStack() as held:
-        api = _take(held, settings.host, settings.port, _port_of(left.url if left else ""))
+        api = _take(held, settings.host, settings.port, _port_of(left.url if left else ""), handed)
         if not settings.tls_port:
             return Ports(api=api, tls=None, proxy=None)
-        tls = _take(held, settings.host, settings.tls_port, 0)
-        proxy = _take(held, settings.host, 0, _port_of(left.proxy_url if left else ""))
+        tls = _take(held, settings.host, settings.tls_port, 0, handed)
+        proxy = _take(held, settings.host, 0, _port_of(left.proxy_url if left else ""), handed)
         return Ports(api=api, tls=tls, proxy=proxy)
+
+
+def require_free(settings: Settings, running: ServiceRecord | None) -> None:
+    """Check that the next service can listen on the ports that the running one does not use.
+
+    Args:
+        settings: settings of the next service.
+        running: record of the service that runs.
+    Raises: EngineError naming a port that is taken.
+    """
+    used = {_port_of(url) for url in (running.url, running.tls_url) if url} if running else set()
+    with contextlib.ExitStack() as held:
+        for port in {settings.port, settings.tls_port} - used - {0}:
+            _take(held, settings.host, port, 0, HandedSockets())
 
 
 def nodes_host(settings: Settings) -> str:
@@ -91,8 +108,10 @@ def own_address() -> str:
             return "127.0.0.1"  # without a route, the nodes are this machine, or advertise_url names the address
 
 
-def _take(held: contextlib.ExitStack, host: str, wanted: int, earlier: int) -> int:
+def _take(held: contextlib.ExitStack, host: str, wanted: int, earlier: int, handed: HandedSockets) -> int:
     """Bind `wanted`; if 0, the earlier port, or a free port. The socket stays open until all ports are chosen."""
+    if handed.has(host, wanted or earlier):
+        return wanted or earlier
     listening = held.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if not wanted and earlier:

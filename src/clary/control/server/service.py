@@ -21,6 +21,7 @@ from clary.control.background_tasks import keep_running
 from clary.control.clients.client_files import SAGEMAKER_CONFIG, sagemaker_config
 from clary.control.jobs import events
 from clary.control.jobs.training_job import EndCause
+from clary.control.kept_settings import keep_settings
 from clary.control.reconcile.desks.profile_keeping import keep_profiles
 from clary.control.reconcile.hub import JobHub
 from clary.control.reconcile.log_cleaning import keep_removing
@@ -32,10 +33,12 @@ from clary.control.scheduling.prices import load_prices
 from clary.control.server.backup_keeping import BackupKeeper
 from clary.control.server.core import Core
 from clary.control.server.doors import open_doors
+from clary.control.server.edge.handed_sockets import HandedSockets, send_sockets
 from clary.control.server.egress_site import egress_policy
 from clary.control.server.foundations import Foundations, open_foundations
 from clary.control.server.ownership import HeldLease, cancel
 from clary.control.server.state_files import keep_files, mend_engine
+from clary.control.server.succession import Leave
 from clary.control.services.tuning.tuning_keeper import TuningKeeper
 from clary.control.settings import Settings
 from clary.control.state_folder import ServiceRecord, StateFolder
@@ -55,21 +58,33 @@ class Rehearsals(Protocol):
 
 
 async def run_service(
-    settings: Settings, *, leave: asyncio.Event, begins_anew: bool = False, makes_keys: bool = False
+    settings: Settings,
+    *,
+    leave: Leave,
+    begins_anew: bool = False,
+    makes_keys: bool = False,
+    is_supervised: bool = False,
+    handed: HandedSockets | None = None,
 ) -> None:
-    """Run until `leave` is set, then end running jobs and all started parts.
+    """Run until `leave` is set, then end running jobs and all started parts, or leave jobs to the next service.
 
     Args:
         settings: settings of the service.
         leave: set when the service has to stop.
         begins_anew: whether the service may create a new database although the folder had one.
         makes_keys: whether the service may create new keys although the folder had others.
+        is_supervised: whether the service runs in the foreground of another program.
+        handed: listening sockets of the service whose place this one takes; None: there is none.
 
     Raises: ClaryError if a part could not be started; the parts started before it are ended.
     """
     prices = load_prices(settings.prices_file)
+    handed = handed or HandedSockets()
     async with AsyncExitStack() as stack:
-        base = await open_foundations(stack, settings, leave=leave, begins_anew=begins_anew, makes_keys=makes_keys)
+        stack.callback(handed.close)
+        base = await open_foundations(
+            stack, settings, leave=leave, begins_anew=begins_anew, makes_keys=makes_keys, handed=handed
+        )
         egress = await asyncio.to_thread(
             egress_policy, settings, base.folder, os.environ, ports=base.ports, object_store=base.object_store
         )
@@ -80,16 +95,24 @@ async def run_service(
         isolation = core.engine.capacity().isolation  # before clients wait for answers: this creates a network
         reconciler = core.reconciler(isolation)
         backups = BackupKeeper(base.store, base.life, base.clock, interval_s=settings.backup_interval_s)
-        await open_doors(stack, base, core, backups)
+        doors = await open_doors(stack, base, core, backups, handed)
+        handed.close()
         (base.folder.client / SAGEMAKER_CONFIG).write_text(sagemaker_config(settings))
         _start_tasks(stack, base, core, backups, reconciler)
-        _announce(stack, base, core.hub, memory_limits=memory_limits)
+        _announce(stack, base, core.hub, leave, memory_limits=memory_limits)
+        keep_settings(base.folder, settings, is_supervised=is_supervised)
         log.info("clary %s answers at %s (isolation: %s)", __version__, base.ports.urls(settings).api, isolation.value)
         log.info("memory limits of hosts are %s", memory_limits)
         for sentence in unused_settings(settings):
             log.warning("%s", sentence)
         gc.freeze()  # objects of the start live as long as the service: each full collection took 70 to 100 ms for them
         await leave.wait()
+        if leave.keeps_jobs:
+            log.info("the service hands over: %d jobs with hosts go on without it", len(core.hub.active_jobs()))
+            send_sockets(base.folder.root / "run", doors)
+            core.agents.close()
+            core.pools.close()
+            return
         await end_work(base.lease, core.rehearsing, core.hub, reconciler)
 
 
@@ -116,7 +139,7 @@ def _start_tasks(
         stack.push_async_callback(cancel, keep_running(name, work))
 
 
-def _announce(stack: AsyncExitStack, base: Foundations, hub: JobHub, *, memory_limits: str) -> None:
+def _announce(stack: AsyncExitStack, base: Foundations, hub: JobHub, leave: Leave, *, memory_limits: str) -> None:
     """Record the addresses of this service, and start the task that restores files of the state folder."""
     urls = base.ports.urls(base.settings)
     me = ProcessId.of(os.getpid())
@@ -135,12 +158,12 @@ def _announce(stack: AsyncExitStack, base: Foundations, hub: JobHub, *, memory_l
     others: Sequence[Callable[[], None]] = (*base.file_keepers, partial(mend_engine, base.folder, base.settings.engine))
     files = partial(keep_files, base.folder, record, base.secrets, others=others)
     stack.push_async_callback(cancel, keep_running("state-files", files))
-    stack.callback(_forget_address, base.folder, hub)
+    stack.callback(_forget_address, base.folder, hub, leave)
 
 
-def _forget_address(folder: StateFolder, hub: JobHub) -> None:
+def _forget_address(folder: StateFolder, hub: JobHub, leave: Leave) -> None:
     """Remove run/service.json, not its copy, unless jobs still run: they reach the next service at its address."""
-    if not hub.active_jobs():
+    if not hub.active_jobs() and not leave.keeps_jobs:
         folder.service_record_path.unlink(missing_ok=True)
 
 

@@ -40,6 +40,7 @@ from clary.control.services.tuning import tuning_calls
 from clary.control.store.damage import JobUnreadable
 from clary.control.store.errors import JobNotFound
 from clary.control.wire.empty_answers import empty_listing
+from clary.control.wire.routing import OFFERED
 
 HANDLERS: Mapping[tuple[str, str], Handler] = {
     ("sagemaker", "CreateTrainingJob"): training_jobs.create_training_job,
@@ -133,13 +134,14 @@ HANDLERS: Mapping[tuple[str, str], Handler] = {
 
 # Services whose handlers cover all kinds of existing records, so that lists of other kinds are empty.
 LISTED_EMPTY = frozenset({"sagemaker", "iam", "cloudwatch"})
-# What the refusal of another operation says after its name: SDKs pass it on to users who call `deploy()` or `upsert()`.
-_OFFERED = {
-    "sagemaker": ": it offers training jobs, tuning jobs and experiments, and no models, endpoints, processing jobs or "
-    "pipelines"
-}
 # members that are accepted with any value, because every role and every policy exists
 ALWAYS_THERE = ("RoleName", "PolicyArn")
+# RuleEvaluationJobArn has the form of a processing job's ARN, and scripts ask for the job that it seems to name.
+_OF_RULES = (
+    ". What a rule of Debugger has found is told by DescribeTrainingJob, in DebugRuleEvaluationStatuses and "
+    "ProfilerRuleEvaluationStatuses"
+)
+_RULE_OPERATIONS = frozenset({"DescribeProcessingJob", "StopProcessingJob"})
 
 
 async def dispatch(service: str, operation: str, call: Call) -> Mapping[str, Any]:
@@ -157,7 +159,9 @@ async def dispatch(service: str, operation: str, call: Call) -> Mapping[str, Any
         nothing = empty_listing(service, operation, always_there=ALWAYS_THERE) if is_listed else None
         if nothing is not None:
             return nothing
-        instead = _OFFERED.get(service, "")
+        instead = f": it offers {OFFERED[service]}" if service in OFFERED else ""
+        if operation in _RULE_OPERATIONS:
+            instead += _OF_RULES
         raise WireError(
             "UnknownOperationException", f"{service}:{operation} is not supported by this service{instead}."
         )
@@ -169,11 +173,15 @@ async def dispatch(service: str, operation: str, call: Call) -> Mapping[str, Any
         # Another call has deleted the job during this call, which is answered as if it had arrived later.
         raise WireError("ValidationException", training_jobs.NOT_FOUND) from error
     except ObjectStoreError as error:
-        raise WireError("ServiceUnavailable", error.message, http_status=HTTPStatus.SERVICE_UNAVAILABLE) from error
+        raise _unavailable(error) from error
     except StoreError as error:
         if error.fault is not Fault.INFRASTRUCTURE:
             raise
         # A full disk, or an unavailable database: the client receives the reason, and retries.
-        told = WireError("ServiceUnavailable", error.message, http_status=HTTPStatus.SERVICE_UNAVAILABLE)
-        told.details.update(error.details)
-        raise told from error
+        raise _unavailable(error) from error
+
+
+def _unavailable(error: ObjectStoreError | StoreError) -> WireError:
+    told = WireError("ServiceUnavailable", error.message, http_status=HTTPStatus.SERVICE_UNAVAILABLE)
+    told.details.update(error.details)
+    return told

@@ -120,6 +120,23 @@ class Backups:
             with contextlib.suppress(OSError):  # must not hide the first error; the next call removes it
                 draft.unlink(missing_ok=True)
 
+    def sound(self, name: str | None) -> Backup:
+        """Return a backup that can be read as a whole.
+
+        Args:
+            name: file of the backup; None for the newest.
+        Raises: StoreError if there is no such backup, or it is damaged.
+        """
+        found = [backup for backup in self.all() if name is None or backup.path.name == name]
+        if not found:
+            raise StoreError(
+                f"there is no backup {name or ''} in {self._folder}; see: clary backup list", fault=Fault.USER
+            )
+        wrong = check(found[0].path, monotonic=self._monotonic)
+        if wrong:
+            raise StoreError(f"{found[0].path} is damaged: {wrong}; name an older one", fault=Fault.USER)
+        return found[0]
+
     def bring_back(self, name: str | None, now: datetime) -> tuple[Backup, Path | None]:
         """Replace the database by a backup; no process may have the database open.
 
@@ -130,24 +147,17 @@ class Backups:
         Returns: the backup, and the new path of the former database, or None if there was no database.
         Raises: StoreError if there is no such backup, it is damaged, or there is no room; then no file is moved.
         """
-        found = [backup for backup in self.all() if name is None or backup.path.name == name]
-        if not found:
-            raise StoreError(
-                f"there is no backup {name or ''} in {self._folder}; see: clary backup list", fault=Fault.USER
-            )
-        wrong = check(found[0].path, monotonic=self._monotonic)
-        if wrong:
-            raise StoreError(f"{found[0].path} is damaged: {wrong}; name an older one", fault=Fault.USER)
+        backup = self.sound(name)
         draft = self._database.with_name(self._database.name + ".new")
         try:
-            shutil.copyfile(found[0].path, draft)
+            shutil.copyfile(backup.path, draft)
             draft.chmod(0o600)
             with draft.open("rb") as file:
                 os.fsync(file.fileno())
         except OSError as error:
             draft.unlink(missing_ok=True)
             raise StoreError(
-                f"{found[0].path} cannot be copied to {draft}: {error.strerror}; the database is as it was; free space "
+                f"{backup.path} cannot be copied to {draft}: {error.strerror}; the database is as it was; free space "
                 f"at {draft.parent}",
                 fault=Fault.INFRASTRUCTURE,
             ) from error
@@ -157,11 +167,11 @@ class Backups:
             sync_folder(self._database.parent)
         except OSError as error:
             raise StoreError(
-                f"{found[0].path} cannot take the place of {self._database}: {error}; the former database is there or "
+                f"{backup.path} cannot take the place of {self._database}: {error}; the former database is there or "
                 f"beside it, with .set-aside- in its name; mend {self._database.parent} and try again",
                 fault=Fault.INFRASTRUCTURE,
             ) from error
-        return found[0], aside
+        return backup, aside
 
     def way_out(self) -> str:
         """Return one or two sentences on how to restore the database."""

@@ -19,6 +19,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlche
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from clary.base.errors import NOTHING_CHANGED, Fault, StoreError
+from clary.control.full_disks import MEND_DISK
 
 BUSY_TIMEOUT_S = 10.0  # longest wait of a statement for a lock that another process holds
 CONNECT_TIMEOUT_S = 10.0
@@ -29,6 +30,7 @@ PROBE_AFTER_S = 10  # silence before the first probe
 PROBE_INTERVAL_S = 5
 NUM_PROBES = 4  # unanswered probes after which the connection has failed
 _PRIMARY_CODE = 0xFF  # mask: the primary code within an extended SQLite error code
+_BROKEN_DISK = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN})
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _MAX_WAL_PAUSE_S = 0.02  # between attempts to switch the journal mode
 _FILE_MODE = 0o600  # documents contain secrets of running jobs
@@ -36,6 +38,13 @@ _FOLDER_MODE = 0o700
 
 # PostgreSQL: deadlock_detected and serialization_failure. The same transaction can succeed if it runs again alone.
 _REPEATABLE_STATES = frozenset({"40P01", "40001"})
+# State of PostgreSQL, None without a connection -> what its administrator does. The service tries again by itself.
+_WAYS_OUT = {
+    None: "see that the PostgreSQL server of database_url runs and accepts this connection; its log may say more",
+    "25006": "make the server, the database and the role writable (default_transaction_read_only), or name the primary "
+    "server in database_url",
+    "53100": "free space on the disk of the PostgreSQL server",
+}
 
 
 def parse_url(database_url: str | Path) -> URL:
@@ -91,20 +100,31 @@ def open_engines(url: URL, *, num_readers: int) -> tuple[Engine, Engine]:
     return writer, readers
 
 
-def describe_failure(doing: str, error: SQLAlchemyError) -> StoreError:
-    """Return the StoreError for a failure while `doing`, with the database's own message."""
+def describe_failure(doing: str, error: SQLAlchemyError, *, nothing_changed: bool = False) -> StoreError:
+    """Return the StoreError for a failure while `doing`, with the database's own message and a remedy.
+
+    Args:
+        doing: what was done, for the message.
+        error: the failure.
+        nothing_changed: whether the database certainly has nothing of it, so that it may be repeated.
+    """
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-    retryable = isinstance(error, OperationalError | PoolTimeoutError)
+    state = getattr(cause, "sqlstate", "")  # of PostgreSQL; None without a connection
+    retryable = isinstance(error, OperationalError | PoolTimeoutError) or state in _WAYS_OUT
     words = " ".join(str(cause).split())
+    if state in _WAYS_OUT:
+        words += f"; {_WAYS_OUT[state]}"
     if getattr(cause, "sqlite_errorcode", 0) & _PRIMARY_CODE in _DAMAGED:
         words += "; end the service with clary down, and bring back a backup with: clary backup restore"
+    if getattr(cause, "sqlite_errorcode", 0) & _PRIMARY_CODE in _BROKEN_DISK:
+        words += f"; {MEND_DISK}"
     if has_no_room(error):
         words += "; nothing of this was written: free space on the disk of the state folder, and try again"
     return StoreError(
         f"{doing}: the database said: {words}",
         fault=Fault.INFRASTRUCTURE,
         retryable=retryable,
-        details={NOTHING_CHANGED: True} if has_no_room(error) else None,
+        details={NOTHING_CHANGED: True} if nothing_changed or has_no_room(error) else None,
     )
 
 

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from clary.base.errors import Fault, StoreError
+from clary.base.errors import NOTHING_CHANGED, Fault, StoreError
 from clary.control.store.database import describe_failure, has_no_room, may_repeat
 
 T = TypeVar("T")
@@ -241,6 +241,7 @@ class GroupCommitWriter:
         # Savepoints cost two round trips per operation, and failures are rare: run without savepoints; if an operation
         # fails, roll back and run all again with a savepoint each.
         running: _Operation | None = None
+        is_committing = False  # only a failed commit leaves open whether the database has the changes
         try:
             if self._before_commit is not None:
                 self._before_commit()
@@ -248,10 +249,10 @@ class GroupCommitWriter:
                 for operations in _by_kind(self._admitted(connection, batch)):
                     running = operations[0]
                     _run(connection, operations)
-                running = None
+                running, is_committing = None, True
         except Exception as error:  # noqa: BLE001 - boundary: whatever one operation raises is its own caller's
             if running is None:
-                _fail_all(batch, error)
+                _fail_all(batch, error, nothing_changed=not is_committing)
             elif len(batch) == 1:
                 _fail_one(running, error)
             elif isinstance(error, SQLAlchemyError) and may_repeat(error):
@@ -263,12 +264,14 @@ class GroupCommitWriter:
 
     def _commit_apart(self, batch: Sequence[_Operation]) -> None:
         """Run the batch in one transaction with a savepoint around each operation."""
+        is_committing = False
         try:
             with self._engine.begin() as connection:
                 for operation in self._admitted(connection, batch):
                     _run_under_savepoint(connection, operation)
+                is_committing = True
         except Exception as error:  # noqa: BLE001 - boundary: as in `_commit`
-            _fail_all(batch, error)
+            _fail_all(batch, error, nothing_changed=not is_committing)
 
     def _admitted(self, connection: Connection, batch: Sequence[_Operation]) -> Sequence[_Operation]:
         """Return the operations that the fence allows; the others get its error."""
@@ -324,14 +327,14 @@ def _run_under_savepoint(connection: Connection, operation: _Operation) -> None:
 def _fail_one(operation: _Operation, error: Exception) -> None:
     operation.error = error
     if isinstance(error, SQLAlchemyError):
-        operation.error = describe_failure("a write was refused", error)
+        operation.error = describe_failure("a write was refused", error, nothing_changed=True)
         operation.error.__cause__ = error
         operation.must_repeat = may_repeat(error) and operation.num_repeats < _MAX_REPEATS
 
 
-def _fail_all(batch: Sequence[_Operation], error: Exception) -> None:
+def _fail_all(batch: Sequence[_Operation], error: Exception, *, nothing_changed: bool) -> None:
     what = "the change was not made"
-    if not isinstance(error, SQLAlchemyError) or not has_no_room(error):
+    if not nothing_changed and not (isinstance(error, SQLAlchemyError) and has_no_room(error)):
         what = (
             f"a write was not confirmed, because the transaction that it shared with {len(batch) - 1} others failed; "
             "read before trying again"
@@ -341,18 +344,19 @@ def _fail_all(batch: Sequence[_Operation], error: Exception) -> None:
         _log.error("a transaction of the store failed by a defect of the service", exc_info=error)
     for operation in batch:
         operation.must_repeat = False
-        operation.error = _described(what, error)
+        operation.error = _described(what, error, nothing_changed=nothing_changed)
         operation.error.__cause__ = error
 
 
-def _described(what: str, error: Exception) -> StoreError:
+def _described(what: str, error: Exception, *, nothing_changed: bool) -> StoreError:
     if isinstance(error, SQLAlchemyError):
-        return describe_failure(what, error)
+        return describe_failure(what, error, nothing_changed=nothing_changed)
     is_outside = isinstance(error, OSError)
     return StoreError(
         f"{what}: {type(error).__name__}: {error}",
         fault=Fault.INFRASTRUCTURE if is_outside else Fault.INTERNAL,
         retryable=is_outside,
+        details={NOTHING_CHANGED: True} if nothing_changed else None,
     )
 
 

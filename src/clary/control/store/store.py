@@ -445,12 +445,13 @@ class Store:
             async with limit:
                 return await asyncio.get_running_loop().run_in_executor(self._readers, ask)
         except SQLAlchemyError as error:
-            raise describe_failure(f"cannot read from {self._place}", error) from error
+            raise describe_failure(f"cannot read from {self._place}", error, nothing_changed=True) from error
         except TimeoutError as error:
             if not limit.expired():
                 raise
             raise StoreError(
-                f"{self._place} gave no answer within {READ_TIMEOUT_S:g} s: try again, and look for a slow disk",
+                f"{self._place} gave no answer within {READ_TIMEOUT_S:g} s: try again, and look for a slow disk or a "
+                "database server that hangs",
                 fault=Fault.INFRASTRUCTURE,
                 retryable=True,
             ) from error

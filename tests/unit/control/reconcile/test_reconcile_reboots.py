@@ -78,6 +78,58 @@ async def test_the_time_without_power_is_no_training_whatever_the_clock_shows_af
             assert facts["TrainingTimeInSeconds"] == pytest.approx(HOUR_S - RENEWAL_S, abs=1)
 
 
+@pytest.mark.parametrize("max_restarts", [0, 3])
+@pytest.mark.parametrize("sign_after_s", [None, HOUR_S / 2])
+async def test_the_time_in_which_service_and_hosts_were_both_away_within_a_boot_is_no_training(
+    tmp_path: Path, max_restarts: int, sign_after_s: float | None
+) -> None:
+    """As in a container that is started again hours later: the machine was up all the time."""
+    settings = Settings(home=str(tmp_path), max_restarts=max_restarts)
+    clock, engine = FakeClock(), FakeEngine()
+    await train_until_the_power_fails(tmp_path, clock, engine, settings)
+    last_alive_at = clock.now() - timedelta(seconds=RENEWAL_S)
+    trained_s = HOUR_S - RENEWAL_S
+    if sign_after_s is not None:  # the hosts outlived the service for a while
+        trained_s = HOUR_S + sign_after_s
+        engine.last_signs["algo-1"] = clock.now() + timedelta(seconds=sign_after_s)
+    clock.advance(6 * HOUR_S)
+    async with ControlPlane.open(
+        tmp_path, clock=clock, engine=engine, settings=settings, last_alive_at=last_alive_at
+    ) as plane:
+        for _ in range(3):
+            await plane.passes()
+            clock.advance(1)
+        job, facts = await plane.job(), await plane.describe()
+        found_s = seconds_in(job.transitions, SecondaryStatus.TRAINING, now=plane.hub.now_of(job))
+        assert found_s == pytest.approx(trained_s)
+        if max_restarts:
+            assert (facts["TrainingJobStatus"], job.attempt) == ("InProgress", 2)
+            assert job.end_cause is None
+        else:
+            assert facts["TrainingJobStatus"] == "Failed"
+            assert "was lost" in facts["FailureReason"]
+            assert facts["TrainingTimeInSeconds"] == pytest.approx(trained_s, abs=1)
+
+
+async def test_a_host_that_has_reported_to_this_service_is_lost_when_it_is_missed(
+    tmp_path: Path, settings: Settings
+) -> None:
+    clock, engine = FakeClock(), FakeEngine()
+    await train_for_an_hour(tmp_path, clock, engine, settings)
+    last_alive_at = clock.now()
+    clock.advance(HOUR_S)
+    async with ControlPlane.open(
+        tmp_path, clock=clock, engine=engine, settings=settings, last_alive_at=last_alive_at
+    ) as plane:
+        await plane.passes()
+        await plane.agent().report()
+        engine.end_all_agents("job")
+        await plane.passes()
+        job = await plane.job()
+        trained_s = seconds_in(job.transitions, SecondaryStatus.TRAINING, now=plane.hub.now_of(job))
+        assert trained_s == pytest.approx(2 * HOUR_S)
+
+
 async def test_a_lease_of_a_clock_that_was_ahead_counts_no_more_than_the_present_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Settings
 ) -> None:

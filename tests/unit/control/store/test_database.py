@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
+from sqlalchemy.exc import InternalError, OperationalError
 
 from clary.control.store import database
 
@@ -48,3 +49,21 @@ def test_a_postgresql_machine_that_vanishes_is_noticed_within_the_limit_of_a_sta
             assert unacknowledged_ms == int(database.STATEMENT_TIMEOUT_S * 1000)
         finally:
             own.detach()
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (
+            InternalError("INSERT", {}, psycopg.errors.ReadOnlySqlTransaction("cannot execute INSERT")),
+            "make the server",
+        ),
+        (OperationalError("INSERT", {}, psycopg.errors.DiskFull("could not extend file")), "free space on the disk of"),
+        (OperationalError("", {}, psycopg.OperationalError("connection failed")), "runs and accepts this connection"),
+    ],
+)
+def test_failures_of_the_server_are_passing_and_say_what_its_administrator_does(failure, words):
+    said = database.describe_failure("a write was refused", failure)
+    assert said.retryable
+    assert f"{failure.orig}; " in said.message
+    assert words in said.message

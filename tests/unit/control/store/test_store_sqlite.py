@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from curve_contract import CurveContract
+from sqlalchemy.exc import OperationalError
 from store_contract import StoreContract, count_up, make_job
 
-from clary.base.errors import StoreError
+from clary.base.errors import NOTHING_CHANGED, StoreError
 from clary.control.store import database, group_commit
 from clary.control.store.store import Store
 
@@ -122,8 +123,43 @@ async def test_a_commit_that_fails_fails_its_whole_batch(database_url: str, monk
         )
         monkeypatch.setattr(dialect, "do_commit", commit)
         assert all(isinstance(result, StoreError) and "disk I/O error" in str(result) for result in results)
+        assert not any(NOTHING_CHANGED in result.details for result in results)  # it may have reached the disk
         assert [await store.get_job(f"j{number}") for number in range(5)] == [None] * 5
         await store.create_job(make_job("j0"), {})
+    finally:
+        await store.close()
+
+
+async def test_a_transaction_that_fails_before_its_commit_may_be_repeated(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients repeat a refused request at once, and it must not be refused as a repetition: that would hide why."""
+    store = await Store.open(database_url)
+    try:
+
+        def fail(_connection: Any) -> None:
+            raise sqlite3.OperationalError("unable to open database file")
+
+        monkeypatch.setattr(store._writer, "_fence", fail)
+        with pytest.raises(StoreError) as refused:
+            await store.create_job(make_job("j"), {})
+        assert refused.value.details[NOTHING_CHANGED]
+        assert "the change was not made" in refused.value.message
+    finally:
+        await store.close()
+
+
+async def test_a_read_that_fails_may_be_repeated(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await Store.open(database_url)
+    try:
+
+        def fail(*_arguments: Any) -> None:
+            raise OperationalError("SELECT", {}, sqlite3.OperationalError("disk I/O error"))
+
+        monkeypatch.setattr(store._read_engine, "connect", fail)
+        with pytest.raises(StoreError, match="cannot read from") as refused:
+            await store.get_job("j")
+        assert refused.value.details[NOTHING_CHANGED]
     finally:
         await store.close()
 

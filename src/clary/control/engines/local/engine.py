@@ -49,6 +49,7 @@ from clary.control.engines.local.agent_processes import LastingProcess
 from clary.control.engines.local.attempt_record import POOL_ATTEMPT, AttemptRecord
 from clary.control.engines.local.fork_server import ForkServer
 from clary.control.engines.local.isolation import choose_isolation
+from clary.control.engines.local.last_signs import last_signs
 from clary.control.engines.local.machine_facts import measure_machine
 from clary.control.engines.local.memory_limits import memory_limits
 from clary.control.engines.local.network import link_watch
@@ -136,7 +137,12 @@ class LocalEngine:
     async def hosts(self, plan: LaunchPlan) -> Mapping[str, HostState]:
         """Return host name -> whether its agent runs, and whether the anchor's link watch found the host cut off."""
         alive, cut_off = await self._agents_alive(plan), await self._cut_off(plan)
-        return {name: HostState(is_alive=lives, cut_off=cut_off.get(name)) for name, lives in alive.items()}
+        dead = [name for name, lives in alive.items() if not lives]
+        signs = await asyncio.to_thread(last_signs, plan, dead) if dead else {}
+        return {
+            name: HostState(is_alive=lives, cut_off=cut_off.get(name), last_sign_at=signs.get(name))
+            for name, lives in alive.items()
+        }
 
     async def end_host(self, plan: LaunchPlan, host: str) -> None:
         """Kill a host's agent; the host's first process then ends all other processes of the host."""

@@ -116,6 +116,7 @@ class AgentGateway:
         self._counted: dict[str, int] = {}  # stream -> first line whose metrics are not stored by this service
         self._stored_before: dict[str, int] = {}  # stream -> first line that no earlier service has stored
         self._lags: dict[tuple[str, str], tuple[float, CheckpointFacts]] = {}  # (job, host) -> last stored time, facts
+        self._is_closed = False
         self._attentive.add_user(counts=lambda: bool(self._heard_s), begin=self._begin)
 
     @property
@@ -316,6 +317,11 @@ class AgentGateway:
         self._heard_s.setdefault((job.name, job.attempt), {})[host] = self._attentive.monotonic()
         self._attentive.wake()
 
+    def close(self) -> None:
+        """End all waits for orders, also later ones, because the service ends; agents ask the next service."""
+        self._is_closed = True
+        self._hub.wake_watchers()
+
     async def next_order(self, job: TrainingJob, host: str, *, after: int, wait_s: float) -> Order:
         """Return the host's order once it is newer than `after`, or the present order when `wait_s` is over.
 
@@ -324,6 +330,7 @@ class AgentGateway:
             host: host that polls; the poll counts as a sign of life.
             after: number of the last order that the host has; 0 without an order.
             wait_s: longest wait in seconds; if the attempt has ended, the answer is an order to leave.
+        Raises: WireError 503 when the service ends.
         """
         deadline_s = self._clock.monotonic() + max(0.0, wait_s)  # in this order of arguments, NaN becomes 0
         while True:
@@ -337,6 +344,8 @@ class AgentGateway:
             left_s = deadline_s - self._clock.monotonic()
             if order is not None and (order.number > after or left_s <= 0):
                 return order
+            if self._is_closed:
+                raise WireError("ServiceUnavailable", "the service ends; ask the next one", http_status=503)
             await self._hub.wait_for_job(job.name, max(left_s, 0.0))
 
     async def append_logs(self, job: TrainingJob, host: str, batch: LogBatch) -> LogReceipt:

@@ -65,6 +65,7 @@ class PoolGateway:
         # (pool, host) -> last request, or last check while it waits, by the attentive clock
         self._heard_s: dict[tuple[str, str], float] = {}
         self._changes: dict[str, asyncio.Event] = {}  # pool -> set when its hosts may have another attempt to serve
+        self._is_closed = False
         self._attentive.add_user(counts=self._has_pools, begin=self._begin)
 
     def authorize(self, pool: str, token: str, host: str = "") -> None:
@@ -111,13 +112,19 @@ class PoolGateway:
             if found is not None and found.name != after:
                 return found
             left_s = deadline_s - self._clock.monotonic()
-            if left_s <= 0:
+            if left_s <= 0 or self._is_closed:
                 return None
             try:
                 async with asyncio.timeout(min(left_s, _LOOK_S)):
                     await change.wait()
             except TimeoutError:
                 continue
+
+    def close(self) -> None:
+        """End all waits, also later ones, because the service ends; agents ask the next service."""
+        self._is_closed = True
+        for pool in list(self._changes):
+            self.wake(pool)
 
     def wake(self, pool: str) -> None:
         """Wake the pool's waiting agents."""

@@ -40,13 +40,23 @@ class Acceptor:
         """Number of open connections."""
         return len(self._tasks)
 
-    def start(self, host: str, port: int = 0) -> int:
+    @property
+    def listening(self) -> socket.socket | None:
+        """The listening socket; None unless it listens."""
+        return self._listener
+
+    def start(self, host: str, port: int = 0, *, listening: socket.socket | None = None) -> int:
         """Listen and return the port; 0 chooses a free port.
+
+        Args:
+            host: address to listen on.
+            port: port.
+            listening: socket that listens there already; None makes one.
 
         Raises: OSError if the port is not free or not permitted.
         """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        self._listener = listening or socket.create_server((host, port), family=family, backlog=_BACKLOG)
         self._listener.setblocking(False)
         self._watch()
         return int(self._listener.getsockname()[1])

@@ -49,6 +49,7 @@ from clary.control.server.edge.body_budget import BodyBudget, BodyTicket
 from clary.control.server.edge.connection_table import ConnectionTable
 from clary.control.server.edge.connections import MAX_HEAD_BYTES, GuardedConnection, GuardedServer, HandshakeSite
 from clary.control.server.edge.gates import Admission, Gate, Refusal, admit_strangers
+from clary.control.server.edge.handed_sockets import HandedSockets
 from clary.control.server.edge.host_names import HostNames
 from clary.control.server.edge.passing_troubles import why_not_now
 from clary.control.wire.messages import HttpRequest, HttpResponse
@@ -109,6 +110,7 @@ class Listener:
         tls_port: 0 chooses a free port.
         nodes_host: further address of the TLS port, for other machines; empty adds none.
         body_timeout_s: seconds for the whole body of a request that is not S3.
+        handed: sockets of an earlier service, which are used for their addresses; None: there are none.
     """
 
     def __init__(
@@ -130,6 +132,7 @@ class Listener:
         tls_port: int = 0,
         nodes_host: str = "",
         body_timeout_s: float = BODY_TIMEOUT_S,
+        handed: HandedSockets | None = None,
     ) -> None:
         self._host = host
         self._nodes_host = nodes_host
@@ -143,6 +146,8 @@ class Listener:
         self._max_connections = max_connections
         self._runner: web.ServerRunner | None = None
         self._ports: list[int] = []
+        self._handed = handed or HandedSockets()
+        self.sockets: list[socket.socket] = []  # that listen
         self._version = _version()
         self.routes: Sequence[Route] = (
             Route("s3", matching.is_signed_for_s3, _settled(s3_front)),
@@ -202,10 +207,17 @@ class Listener:
             await server.abort_remaining(transports)
             self._runner = None
         self._ports.clear()
+        self.sockets.clear()
 
     async def _listen(self, port: int, tls_context: ssl.SSLContext | None, *, host: str = "") -> None:
         assert self._runner is not None
         host = host or self._host
+        listening = self._handed.take(host, port) or self._bound(host, port)
+        self._ports.append(listening.getsockname()[1])
+        self.sockets.append(listening)
+        await HandshakeSite(self._runner, listening, ssl_context=tls_context, backlog=BACKLOG).start()
+
+    def _bound(self, host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -221,8 +233,7 @@ class Listener:
                 fault=Fault.USER,
                 details={"host": host, "port": port},
             ) from error
-        self._ports.append(listening.getsockname()[1])
-        await HandshakeSite(self._runner, listening, ssl_context=tls_context, backlog=BACKLOG).start()
+        return listening
 
     async def _dispatch(self, request: ListenerRequest) -> web.StreamResponse:
         """Pass a request to the first route that matches; one of the places that may catch every exception."""

@@ -1,4 +1,4 @@
-"""Temporary failures, from a full disk or an unavailable database; the answer names the reason.
+"""Temporary failures, from a full or broken disk or an unavailable database; the answer names the reason.
 
 Where: the listener uses it for errors that no handler has caught. Clients and agents retry such a request.
 """
@@ -13,8 +13,7 @@ def why_not_now(error: Exception) -> str:
     """Return why a request failed temporarily; empty if the failure is a defect of the service."""
     if isinstance(error, StoreError) and error.fault is Fault.INFRASTRUCTURE:
         return error.message
-    if isinstance(error, OSError) and full_disks.is_refusal(error):
-        return (
-            f"{error.filename or 'a file of the service'} could not be written: {error.strerror}; {full_disks.WAY_OUT}"
-        )
+    if isinstance(error, OSError) and (way_out := full_disks.way_out(error)):
+        done = "written" if full_disks.is_refusal(error) else "read or written"
+        return f"{error.filename or 'a file of the service'} could not be {done}: {error.strerror}; {way_out}"
     return ""
