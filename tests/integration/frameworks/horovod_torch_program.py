@@ -6,6 +6,7 @@ All ranks run the functions in the same order. The first failure on a rank ends 
 import json
 import math
 import os
+import re
 import sys
 import threading
 import time
@@ -349,6 +350,62 @@ def check_clipping_and_parameters_without_gradient():
     nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     with optimizer.skip_synchronize():
         optimizer.step()
+
+
+def check_parameters_that_are_unfrozen_frozen_or_added_later():
+    is_power = not hvd.size() & (hvd.size() - 1)
+    for op in (hvd.Average, hvd.Adasum) if is_power else (hvd.Average,):
+        for groups in (None, 2) if op == hvd.Average else (None,):
+            model = small_model()
+            last, first = model[-1], model[0]
+            first.weight.requires_grad_(False)  # unfrozen later, in the optimizer from the start
+            kept = [p for p in model.parameters() if p is not last.bias]  # this one is added later
+            named = model.named_parameters()
+            optimizer = torch.optim.AdamW(kept, 0.01, weight_decay=0.1)
+            optimizer = hvd.DistributedOptimizer(optimizer, named, op=op, groups=groups)
+            alone = small_model()
+            alone[0].weight.requires_grad_(False)
+            alone_optimizer = torch.optim.AdamW(
+                [p for p in alone.parameters() if p is not alone[-1].bias], 0.01, weight_decay=0.1
+            )
+            for step in range(6):
+                for net, steps in ((model, optimizer), (alone, alone_optimizer)):
+                    steps.zero_grad()
+                    if step == 2:
+                        net[0].weight.requires_grad_(True)
+                        net[0].bias.requires_grad_(False)
+                        steps.add_param_group({"params": [net[-1].bias]})
+                for rank in range(hvd.size()):
+                    (alone(batch_of(rank, step)[0]) ** 2).mean().div(hvd.size()).backward()
+                (model(batch_of(hvd.rank(), step)[0]) ** 2).mean().backward()
+                optimizer.step()
+                alone_optimizer.step()
+            if op == hvd.Average:
+                assert_equal_models(model, alone, 1e-5, f"frozen and unfrozen, groups={groups}")
+            for p in model.parameters():
+                assert len({tuple(row.flatten().tolist()) for row in hvd.allgather(p.detach()[None])}) == 1, op
+
+
+def check_gradients_that_are_changed_before_they_are_reduced_are_named():
+    def warned(change):
+        model = small_model()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for step in range(2):
+                optimizer.zero_grad()
+                (model(batch_of(hvd.rank(), step)[0]) ** 2).mean().backward()
+                change(model, optimizer)
+                optimizer.step()
+        return [str(one.message) for one in told if "optimizer.synchronize()" in str(one.message)]
+
+    def clip(model, optimizer):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+    told = warned(clip)
+    assert len(told) == 1, told
+    assert re.match("the gradient of [02].(weight|bias) was changed", told[0]), told
+    assert warned(lambda model, optimizer: None) == []
 
 
 def check_sparse_gradients():

@@ -268,7 +268,7 @@ def broadcast_async(
 
     Args:
         tensor: of one shape and type on all ranks; it is not changed.
-        root_rank: rank among all ranks, also where a process set is given.
+        root_rank: rank among all ranks, even if a process set is given.
         name, process_set: as for `allreduce_async`.
     """
     target = torch.empty_like(tensor, memory_format=torch.contiguous_format)

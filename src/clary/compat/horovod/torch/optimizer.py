@@ -27,6 +27,10 @@ _STEP_WITHOUT_SKIP = (
     "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(): gradients are "
     "reduced a second time. Call step inside of `with optimizer.skip_synchronize():`"
 )
+_CHANGED_EARLY = (
+    "the gradient of {name} was changed, as by clipping, after loss.backward() had begun to reduce it: the change is "
+    "lost, or ranks differ. Call optimizer.synchronize() first, and step inside of `with optimizer.skip_synchronize():`"
+)
 
 
 class _Distributed:
@@ -53,13 +57,15 @@ class _Distributed:
         self.gradient_predivide_factor = predivide_factor
         self.sparse_as_dense = sparse_as_dense
         self.process_set = process_set
-        self._parameters = [p for group in self.param_groups for p in group["params"]]  # type: ignore[attr-defined]
+        self._parameters = _parameters_of(self)
         self._parameter_names = _names_of(self._parameters, named_parameters)
         self._passes_left = dict.fromkeys(self._parameters, backward_passes_per_step)
         self._handles: dict[Any, Any] = {}
         self._synchronized = False
         self._should_synchronize = True
         self._requires_update = [p for p in self._parameters if p.requires_grad]
+        self._sent: dict[torch.Tensor, tuple[torch.Tensor, int]] = {}  # gradient, and how often it had been changed
+        self._has_warned = False
         self._group_of: dict[torch.Tensor, tuple[torch.Tensor, ...]] = {}
         self._arrived: dict[tuple[torch.Tensor, ...], set[torch.Tensor]] = {}
         self._hooks = []
@@ -68,6 +74,18 @@ class _Distributed:
                 self._form_groups(groups)
             hook = self._make_hook()
             self._hooks = [p.register_post_accumulate_grad_hook(hook) for p in self._requires_update]
+
+    def _follow(self) -> None:
+        """Reduce the gradients of parameters, too, that were unfrozen or added since; all ranks must do so alike."""
+        known = set(self._requires_update)
+        later = [p for p in _parameters_of(self) if p.requires_grad and p not in known]
+        if not later or self.process_set.included() is False:
+            return
+        self._parameters = _parameters_of(self)
+        self._requires_update += later
+        for p in later:
+            self._passes_left[p] = self.backward_passes_per_step
+            self._hooks.append(p.register_post_accumulate_grad_hook(self._make_hook()))
 
     def _form_groups(self, groups: int | Sequence[Sequence[torch.Tensor]]) -> None:
         """Put parameters into groups, equal on all ranks of the set: in the order of its first rank's parameters."""
@@ -123,17 +141,18 @@ class _Distributed:
         if gradient.is_sparse:
             if not self.sparse_as_dense:
                 return (
-                    ops.sparse_allreduce_async(gradient, self._parameter_names[p], self.op, self.process_set),
+                    ops.sparse_allreduce_async(gradient, _name_of(self, p), self.op, self.process_set),
                     None,
                     gradient,
                 )
             gradient = gradient.to_dense()
         packed, kept = self._compression.compress(gradient)
         packed = packed.contiguous()
+        self._note_sent(p)
         before, after = self._factors()
         handle = ops.allreduce_async_(
-            packed,
-            name=self._parameter_names[p],
+            packed.data,  # counts changes by itself
+            name=_name_of(self, p),
             op=self.op,
             prescale_factor=before,
             postscale_factor=after,
@@ -147,10 +166,11 @@ class _Distributed:
                 p.grad = torch.zeros_like(p)
             elif p.grad.is_sparse:
                 p.grad = p.grad.to_dense()
+            self._note_sent(p)
         pairs = [self._compression.compress(p.grad) for p in group if p.grad is not None]
         before, after = self._factors()
         handle = ops.grouped_allreduce_async_(
-            [packed.contiguous() for packed, _ in pairs],
+            [packed.contiguous().data for packed, _ in pairs],
             name=self._parameter_names[group[0]],
             op=self.op,
             prescale_factor=before,
@@ -158,6 +178,18 @@ class _Distributed:
             process_set=self.process_set,
         )
         return handle, [kept for _, kept in pairs], group[0]
+
+    def _note_sent(self, p: torch.Tensor) -> None:
+        if p.grad is not None and not p.grad.is_sparse:
+            self._sent[p] = p.grad, p.grad._version
+
+    def _warn_of_changes(self) -> None:
+        """Warn, once, if the program has changed gradients that are being reduced."""
+        for p, (gradient, version) in self._sent.items():
+            if not self._has_warned and (p.grad is not gradient or gradient._version != version):
+                self._has_warned = True
+                warnings.warn(_CHANGED_EARLY.format(name=_name_of(self, p)), stacklevel=4)
+        self._sent.clear()
 
     def _factors(self) -> tuple[float, float]:
         if self.op != ops.Average:
@@ -172,12 +204,16 @@ class _Distributed:
         if self.process_set.included() is False:
             self._synchronized = True
             return
+        self._warn_of_changes()
+        self._follow()
+        frozen = [p for p in self._requires_update if not p.requires_grad and p.grad is None]
         for p in self._requires_update:
-            group = self._group_of.get(p)
-            if group is None and p not in self._handles:
-                self._handles[p] = self._begin(p)
-            elif group is not None and group not in self._handles:
-                self._handles[group] = self._begin_group(group)
+            group = self._group_of.get(p, (p,))
+            key = group if p in self._group_of else p
+            if key in self._handles or not any(member.requires_grad for member in group):
+                continue
+            self._handles[key] = self._begin_group(group) if p in self._group_of else self._begin(p)
+        self._sent.clear()
         handles, self._handles = self._handles, {}
         for arrived in self._arrived.values():
             arrived.clear()
@@ -191,6 +227,8 @@ class _Distributed:
             else:
                 ops.synchronize(handle)
                 self._take(key, self._compression.decompress(packed, kept))
+        for p in frozen:  # zeros that were sent with a group: a step would decay the parameter
+            p.grad = None
         self._synchronized = True
 
     def _take(self, p: torch.Tensor, reduced: torch.Tensor) -> None:
@@ -239,6 +277,7 @@ class _Distributed:
                 "optimizer.synchronize(): reductions are under way"
             )
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
+        self._follow()
 
 
 class _DistributedDelta:
@@ -249,7 +288,7 @@ class _DistributedDelta:
     ) -> None:
         self._compression = compression
         self.backward_passes_per_step = backward_passes_per_step
-        self._parameters = [p for group in self.param_groups for p in group["params"]]  # type: ignore[attr-defined]
+        self._parameters = _parameters_of(self)
         self._parameter_names = _names_of(self._parameters, named_parameters)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -269,13 +308,13 @@ class _DistributedDelta:
         Args:
             closure: closure of the optimizer's own `step`.
         """
-        trained = [p for p in self._parameters if p.requires_grad]
+        trained = [p for p in _parameters_of(self) if p.requires_grad]
         before = [p.detach().clone() for p in trained]
         loss = super().step(closure)  # type: ignore[misc]
         waiting = []
         for p, start in zip(trained, before, strict=True):
             packed, kept = self._compression.compress((p.detach() - start).contiguous())
-            waiting.append((ops.allreduce_async_(packed, name=self._parameter_names[p], op=ops.Adasum), packed, kept))
+            waiting.append((ops.allreduce_async_(packed, name=_name_of(self, p), op=ops.Adasum), packed, kept))
         for p, start, (handle, packed, kept) in zip(trained, before, waiting, strict=True):
             ops.synchronize(handle)
             with torch.no_grad():
@@ -348,6 +387,19 @@ def DistributedOptimizer(
             process_set,
         )
     return found
+
+
+def _parameters_of(optimizer: Any) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _name_of(optimizer: Any, p: torch.Tensor) -> str:
+    """Return the name of a parameter; one that was added without a name gets one by its place in the optimizer."""
+    names: dict[torch.Tensor, str] = optimizer._parameter_names
+    if p not in names:
+        places = [one is p for one in _parameters_of(optimizer)]
+        names[p] = f"allreduce.added.{places.index(True)}"
+    return names[p]
 
 
 def _note_step(optimizer: Any) -> None:
