@@ -69,6 +69,16 @@ open(path, "w").write(str(step))
 print(f"{os.environ['SM_CURRENT_HOST']} heard SIGTERM {len(heard)} times at {step}", flush=True)
 sys.exit(0)
 """
+# Prints numbered lines until SIGTERM.
+COUNTS_ON = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+number = 0
+while True:
+    number += 1
+    print("line", os.environ["SM_CURRENT_HOST"], number, flush=True)
+    time.sleep(0.2)
+"""
 # Counts steps up to its hyperparameter; a new attempt resumes from the checkpoint.
 COUNTS = """
 import os, time
@@ -301,6 +311,26 @@ def test_r15_r16_attempts_and_the_final_status_survive_restarts_of_the_service(e
     assert aws.sagemaker.describe_training_job(TrainingJobName=name)["FailureReason"] == facts["FailureReason"]
 
 
+@pytest.mark.long(40)
+def test_a_running_job_goes_on_over_clary_restart(engine, aws):
+    name = unique("handed")
+    start(aws, script_request(aws, name, {"train.py": COUNTS_ON}, instance_count=2))
+    soon(lambda: lines_of(aws, name, "line algo-2 5"))
+    for _ in range(2):
+        said = json.loads(engine.service.clary("restart", "--json").stdout)
+        assert said["go_on"] == [name]
+        assert said["problems"] == []
+    printed = len(lines_of(aws, name, "line "))
+    soon(lambda: len(lines_of(aws, name, "line ")) > printed + 10)
+    aws.sagemaker.stop_training_job(TrainingJobName=name)
+    facts = wait(aws, name)
+    assert facts["TrainingJobStatus"] == "Stopped", facts.get("FailureReason")
+    assert [row["Status"] for row in facts["SecondaryStatusTransitions"]].count("Training") == 1, "one attempt"
+    for host in ("algo-1", "algo-2"):
+        lines = lines_of(aws, name, f"line {host} ")
+        assert lines == [f"line {host} {number}" for number in range(1, len(lines) + 1)]
+
+
 @pytest.mark.long(10)
 def test_r14_a_missing_module_is_not_retried(engine, aws):
     name = unique("import")
@@ -388,13 +418,13 @@ def test_r28_a_secret_of_the_environment_is_in_no_log_line_and_no_reason(engine,
 def soon(look, *, within_s=40.0):
     deadline = time.monotonic() + within_s
     while not (found := look()):
-        assert time.monotonic() < deadline, "it did not come to be"
+        assert time.monotonic() < deadline, f"the condition was not met within {within_s:g} s"
         time.sleep(0.1)
     return found
 
 
 def agent_of(name):
-    """Return the pid, on this machine, of the agent of algo-2 of a job whose program runs."""
+    """Return the pid, on this machine, of the agent of a job's host algo-2; the job's program must be running."""
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             variables = path.read_bytes().split(b"\0")

@@ -394,6 +394,21 @@ def test_folders_named_in_the_settings_are_visible(world):
         shutil.rmtree(place)
 
 
+def test_folders_of_the_settings_in_places_that_a_host_has_of_its_own_are_named(world):
+    place = Path(tempfile.mkdtemp(prefix="clary-visible-", dir="/tmp"))
+    try:
+        named = world.sandbox(visible_folders=(str(place), "/tmp/clary-is-not-there", "/opt"))
+        program, listener = world.start(shell(f"ls -d {place} /opt"), sandbox=named)
+        assert program.wait(DEADLINE_S) is not None
+        assert "/opt" in listener.text().split()
+        said = [sentence for sentence in program.not_isolated if "visible_folders" in sentence]
+        assert len(said) == 1
+        assert str(place) in said[0]
+        assert f"visible_folders: {place}: a host has its own" in said[0]
+    finally:
+        shutil.rmtree(place)
+
+
 def test_session_keyrings_are_not_visible_inside(world):
     libc = ctypes.CDLL(None, use_errno=True)
     key = libc.syscall(248, b"user", b"clary-test-key", b"of the machine", 14, -3)  # add_key to the session keyring

@@ -44,7 +44,8 @@ class SystemClock:
 def boot_id() -> str:
     """Return the id of this boot of the machine; empty if the kernel does not give one.
 
-    Raises: OSError if it cannot be read at the moment: with another id, all that runs would count as ended.
+    Raises: OSError if it cannot be read at the moment. An empty id would differ from all recorded ids, so that every
+        running process would count as ended.
     """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -50,11 +50,14 @@ def full_disk_error(path: Path, *, needed_bytes: int | None) -> AgentError:
 def where_full(message: str, path: Path) -> str:
     """Return an error's message, with place, machine and free bytes if it is that of a full disk.
 
+    The kernel gives ENOSPC also for too many namespaces or mounts; the messages of `agent.host.kernel` name those calls
+    between number and words, and stay as they are.
+
     Args:
-        message: text of an error of the system, whose number it contains.
+        message: text of an error of the system, which contains its number and words.
         path: a folder on the disk that was written to.
     """
-    if not any(f"[Errno {number}]" in message for number in _FULL_ERRNOS):
+    if not any(f"[Errno {number}] {os.strerror(number)}" in message for number in _FULL_ERRNOS):
         return message
     return f"{message} ({free_bytes(path)} bytes are free at {path} on {os.uname().nodename}; free space there)"
 

@@ -36,7 +36,7 @@ _abandoned: list[subprocess.Popen[bytes]] = []  # guarded by `_lock`; a child mu
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """Exit code and output of a program that has ended; bytes that are no UTF-8 are replaced."""
+    """Exit code and output of a program that has ended; bytes that are not UTF-8 are replaced."""
 
     code: int
     output: str

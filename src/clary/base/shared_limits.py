@@ -44,7 +44,7 @@ def enter_limited_users(unshare: Callable[[], object]) -> None:
             resource.setrlimit(kind, limits)
     for machine, own in _WATCHING.items():
         with contextlib.suppress(OSError, ValueError):
-            with open(machine, encoding="ascii") as file:
+            with open(machine, "rb") as file:  # bytes: the codec of a text would be imported in the new namespace
                 most = int(file.read())
-            with open(own, "w", encoding="ascii") as file:
-                file.write(str(min(most, max(_LEAST_INSTANCES, most // PART))))
+            with open(own, "wb") as file:
+                file.write(str(min(most, max(_LEAST_INSTANCES, most // PART))).encode())

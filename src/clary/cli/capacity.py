@@ -27,7 +27,8 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(page, indent=2))
         return 0
     if not page["kinds"]:
-        print(f"{page['engine']} has no nodes{_advice(page['engine'])}")
+        words = "shows no nodes that jobs could use" if page.get("remarks") else "has no nodes"
+        print(f"{page['engine']} {words}{_advice(page['engine'])}")
         _print_remarks(page)
         return 1
     rows = [

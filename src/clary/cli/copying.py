@@ -36,7 +36,7 @@ class Copied:
     source: str  # s3:// URI, or the log's stream
     path: Path
     size_bytes: int
-    links_left_out: tuple[str, ...] = ()  # of an unpacked archive: links that lead out of the folder
+    links_left_out: tuple[str, ...] = ()  # of an unpacked archive: links that lead to no place in the folder
 
 
 def place_of(connection: Connection, job: str, thing: str) -> str:
@@ -152,5 +152,5 @@ def _inside(name: str, uri: str) -> Path:
     """Return a key as a relative path without `..`. Raises: ClaryError (fault USER)."""
     parts = name.split("/")
     if any(part in ("", os.curdir, os.pardir) or "\0" in part for part in parts):
-        raise ClaryError(f"{uri} is no path of a file below a folder, and is not copied", fault=Fault.USER)
+        raise ClaryError(f"{uri} is not a path of a file below a folder, and is not copied", fault=Fault.USER)
     return Path(*parts)

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
             print(f"{visible(str(item.path))}  {size(item.size_bytes)}", flush=True)
         if item.links_left_out:
             print(
-                f"clary: {count(len(item.links_left_out), 'link')} left out, which would lead out of {item.path}: "
+                f"clary: {count(len(item.links_left_out), 'link')} left out, which lead to no place in {item.path}: "
                 f"{', '.join(map(ascii, item.links_left_out[:NAMED_LINKS]))}",
                 file=sys.stderr,
             )

@@ -30,6 +30,7 @@ from clary.control.engines.local.machine_census import dead_sockets, listening_p
 from clary.control.full_disks import why_unwritable
 from clary.control.objects.weed_process import HOST, MIN_FREE_SHARE, StoreRecord, find_program, socket_paths
 from clary.control.permissions.grants import OWN
+from clary.control.process_limits import low_limits
 from clary.control.scheduling.memory import gib
 from clary.control.scheduling.placement import capacity_of
 from clary.control.settings import Settings, load_settings
@@ -79,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
         *[Finding("settings", sentence) for sentence in unused_settings(settings)],
         *([Finding("job keys", OWN_ACCESS)] if settings.job_api_access == OWN else []),
         _disk(folder, settings),
+        *_limits(settings),
         *_all_checked("state", lambda: _state(settings)),
         *[Finding("left behind", text, is_problem=True) for text in asyncio.run(engine.leftovers())],
         *[Finding("left behind", text, is_problem=True) for text in _store_leftovers(settings, folder)],
@@ -257,6 +259,13 @@ def _isolation(engine: LocalEngine) -> list[Finding]:
         Finding("isolation", found.isolation.value),
         *[Finding("not isolated", sentence) for sentence in found.gaps],
     ]
+
+
+def _limits(settings: Settings) -> list[Finding]:
+    """Return the limits of this machine that are too low for the running service, or one that would start now."""
+    running = find_running(settings)
+    pid = 0 if running is None else running.record.pid
+    return [Finding("limits", sentence, is_problem=True) for sentence in low_limits(settings.max_connections, pid=pid)]
 
 
 def _disk(folder: StateFolder, settings: Settings) -> Finding:

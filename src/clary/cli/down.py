@@ -11,6 +11,8 @@ from typing import Any
 from clary.cli.connection import find_running
 from clary.cli.contexts import require_local
 from clary.control.full_disks import why_unwritable
+from clary.control.server.ownership import is_owned
+from clary.control.server.succession import is_taken_over
 from clary.control.settings import load_settings
 
 DOWN_TIMEOUT_S = 60.0
@@ -33,6 +35,13 @@ def run(options: argparse.Namespace) -> int:
         return 0
     process, folder = running.record.process, running.folder
     if process.terminate(timeout_s=DOWN_TIMEOUT_S):
+        if is_taken_over(folder) or is_owned(folder):
+            print(
+                "clary: the service is down, but a service that another command has started, such as clary restart, "
+                "takes its place, and jobs run on; run clary down again",
+                file=sys.stderr,
+            )
+            return 1
         if folder.service_record_path.exists():  # an ending service removes this file unless jobs continue
             why = why_unwritable(folder.root) or f"see {folder.service_log}"
             print(

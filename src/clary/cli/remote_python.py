@@ -23,6 +23,7 @@ from clary.agent.node.box_folder import ISOLATED
 from clary.agent.node.packing import pack_node
 from clary.base.errors import ClaryError, Fault
 from clary.base.limited_runs import end_process
+from clary.base.signal_names import signal_name
 
 CONNECT_LIMIT_S = 15
 CALL_LIMIT_S = 90.0
@@ -30,6 +31,7 @@ MAX_OUTPUT_BYTES = 256 * 1024
 OLD_PYTHON = "CLARY-OLD-PYTHON "
 EXIT_SSH = 255
 EXIT_NO_PROGRAM = 127
+EXIT_BY_SIGNAL = 128  # a shell adds the number of the signal
 _TARGET = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9_:][A-Za-z0-9._:-]*")
 _PROGRAM = re.compile(r"[A-Za-z0-9_./+][A-Za-z0-9_./+-]*")
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9]*[= ].+")
@@ -190,9 +192,11 @@ def _why_no_answer(place: Place, code: int, output: str, errors: str) -> str:
         first = f"try by hand: ssh -o BatchMode=yes {place.target} true"
         if "Permission denied" in errors:
             first = f"ssh is not to prompt, so it needs a key: ssh-copy-id {place.target}; {first}"
-        return f"{_named(place)}: ssh does not get there: {told or 'ssh ended without a word'}; {first}"
+        return f"{_named(place)}: ssh does not get there: {told or 'ssh ended without a message'}; {first}"
     if code == EXIT_NO_PROGRAM:
         return f"{_named(place)}: there is no {place.python}; install Python 3.10 or newer, or name one with --python"
+    if code > EXIT_BY_SIGNAL and not told and not output.strip():
+        return f"{_named(place)}: the command was ended by {signal_name(code - EXIT_BY_SIGNAL)}, without a message"
     if place.target and not told:
         said = f", but said {_shown(output)!a}" if output.strip() else ""
         return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 from clary.base.errors import ClaryError, Fault
 from clary.cli.connection import Connection, find_running
 from clary.cli.contexts import require_local
-from clary.cli.up import start_service
+from clary.cli.service_start import POLL_S
+from clary.cli.up import other_service, start_service
 from clary.control.kept_settings import FIXED, Change, changes, read_kept, way_back
 from clary.control.server.succession import succeed_option
 from clary.control.settings import Settings, load_settings, variable_of
@@ -20,6 +22,7 @@ from clary.control.settings import Settings, load_settings, variable_of
 HOLDING = ("Starting", "Running", "Stopping")  # states of jobs that have hosts
 PAGE = 500  # jobs in one answer
 MOST_NAMED = 5  # jobs that a line names
+LEAVING_S = 10.0  # longest wait for the end of a service that does not answer any more
 
 
 def add_parser(commands: Any) -> None:
@@ -39,7 +42,7 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Let a new service take the place of the one that runs, and print which jobs go on.
 
-    Raises: ClaryError if no service runs, a setting can not change now, or the new service does not come up.
+    Raises: ClaryError if no service runs, a setting cannot change now, or the new service does not come up.
     """
     if options.engine:
         os.environ[variable_of("engine")] = options.engine  # the service that is started inherits it
@@ -57,6 +60,9 @@ def run(options: argparse.Namespace) -> int:
         service = start_service(settings, running.folder, unset, succeed_option(running.record.process))
     except ClaryError as error:
         raise ClaryError(f"{error.message}\n{_after_failure(running, before)}", fault=error.fault) from error
+    except KeyboardInterrupt:
+        print(_after_failure(running, before, advice="run: clary up"), file=sys.stderr)
+        raise
     took_s = time.monotonic() - began_s
     after = _holders(service)
     _report(options, service, changed, before, after, took_s)
@@ -64,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _require_possible(running: Connection, changed: Sequence[Change], holders: Sequence[str]) -> None:
-    """Raise ClaryError if the service can not be replaced from here, or a changed setting has to stay for its jobs."""
+    """Raise ClaryError if the service cannot be replaced from here, or a changed setting has to stay for its jobs."""
     process, kept = running.record.process, read_kept(running.folder)
     if kept is not None and kept.is_supervised:
         raise ClaryError(
@@ -102,17 +108,27 @@ def _holders(service: Connection) -> list[str]:
             if not page["next"]:
                 break
             query["after"] = page["next"]
-    pools = service.call("ListTrainingJobs", {"WarmPoolStatusEquals": "Available", "MaxResults": 100})
-    names += [job["TrainingJobName"] for job in pools["TrainingJobSummaries"]]
+    names += [host["job"] for host in service.get("hosts")["hosts"]]  # also between two attempts, and in warm pools
     return list(dict.fromkeys(names))
 
 
-def _after_failure(running: Connection, holders: Sequence[str]) -> str:
+def _after_failure(
+    running: Connection, holders: Sequence[str], *, advice: str = "mend the cause, and then run: clary up"
+) -> str:
     """Return a sentence on the old service and the jobs, for a next service that has not come up."""
-    if running.record.process.is_alive():
+    process, end_s = running.record.process, time.monotonic() + LEAVING_S
+    # A service that lives and does not answer may be about to leave.
+    while process.is_alive() and not running.is_healthy() and time.monotonic() < end_s:
+        time.sleep(POLL_S)
+    if process.is_alive():
         return "clary: the service that ran before runs on, and nothing has changed"
+    if (other := other_service(running.settings, running.folder)) is not None:
+        return (
+            f"clary: a service that another command has started takes its place at {other.record.url}; "
+            "run clary restart again if settings have changed since"
+        )
     go_on = f"{_named(holders)} {'goes' if len(holders) == 1 else 'go'} on without a service" if holders else ""
-    return f"clary: no service runs now{'; ' if go_on else ''}{go_on}; mend the cause, and then run: clary up"
+    return f"clary: no service runs now{'; ' if go_on else ''}{go_on}; {advice}"
 
 
 def _report(

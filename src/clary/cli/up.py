@@ -20,6 +20,7 @@ from clary.control.egress.entries import parse_entry
 from clary.control.engines.images import why_default_fails
 from clary.control.engines.interpreters import InterpreterProbe
 from clary.control.full_disks import why_unwritable
+from clary.control.process_limits import low_limits
 from clary.control.server.ownership import is_owned
 from clary.control.server.succession import HAND_OVER, SUPERVISED
 from clary.control.settings import Settings, load_settings, unknown_variables, variable_of
@@ -83,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             connection = start_service(settings, folder, options)
         except ClaryError:
-            running = _other_service(settings, folder)
+            running = other_service(settings, folder)
             if running is None:
                 raise
     if running is not None:
@@ -138,6 +139,8 @@ def _require_as_wanted(running: Connection, folder: StateFolder, options: argpar
 def _print_problems(connection: Connection, settings: Settings) -> None:
     for sentence in _without_torch(settings):
         print(f"  !!     {sentence}")
+    for sentence in low_limits(settings.max_connections, pid=connection.record.pid):
+        print(f"  !!     {sentence}")
     for sentence in connection.get("state")["problems"]:
         print(f"  note   {sentence}")
 
@@ -157,7 +160,11 @@ def _print_json(connection: Connection, settings: Settings, *, was_running: bool
         "version": record.version,
         "state_folder": str(connection.folder.root),
         "was_running": was_running,
-        "problems": [*_without_torch(settings), *connection.get("state")["problems"]],
+        "problems": [
+            *_without_torch(settings),
+            *low_limits(settings.max_connections, pid=record.pid),
+            *connection.get("state")["problems"],
+        ],
     }
     print(json.dumps(facts, indent=2))
     return 0
@@ -206,14 +213,14 @@ def start_service(settings: Settings, folder: StateFolder, options: argparse.Nam
     try:
         connection = wait_until_ready(process, log=folder.service_log, find_ready=find_ready, say=_say, ending=ending)
     except ClaryError as error:
-        raise ClaryError(f"{error.message}{_why(folder)}", fault=error.fault) from error
+        raise ClaryError(f"{error.message}{_why(folder, settings)}", fault=error.fault) from error
     # The service outlives this command on purpose.
     process.returncode = 0
     return connection
 
 
-def _other_service(settings: Settings, folder: StateFolder) -> Connection | None:
-    """Return the service that another `clary up`, even one that was killed, has started, once it is ready; or None."""
+def other_service(settings: Settings, folder: StateFolder) -> Connection | None:
+    """Return the service that another command, even one that was killed, has started, once it is ready; or None."""
     end_s = time.monotonic() + OTHER_LIMIT_S
     with contextlib.suppress(OSError):  # a lock that cannot be read; the service's own words say more
         while is_owned(folder) and time.monotonic() < end_s:
@@ -228,10 +235,12 @@ def _say(sentence: str) -> None:
     print(f"clary: {sentence}", file=sys.stderr, flush=True)
 
 
-def _why(folder: StateFolder) -> str:
+def _why(folder: StateFolder, settings: Settings) -> str:
     """Return the known facts of a failed start, for the end of a sentence."""
     full = why_unwritable(folder.root)  # a log on a full disk cannot name the cause of a service's end
-    return f"{f'; {full}; then start it again' if full else ''}; end of {folder.service_log}:\n{_log_tail(folder)}"
+    disk = f"; {full}; then start it again" if full else ""
+    limits = "".join(f"; {sentence}" for sentence in low_limits(settings.max_connections))
+    return f"{disk}{limits}; end of {folder.service_log}:\n{_log_tail(folder)}"
 
 
 def _log_tail(folder: StateFolder) -> str:

@@ -26,10 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 class FailureLog:
-    """Logs failures of work that is soon tried again; a failure that passes by itself takes a line a minute.
+    """Logs failures of work that is soon tried again, each once a minute.
 
-    While a database is away or a disk is full, such work fails several times a second, and a traceback each time would
-    fill the disk and hide the other lines.
+    While a database is away or a disk is full, such work fails several times a second. A line or a traceback each time
+    would fill the disk and hide the other lines.
 
     Args:
         log: gets the lines.
@@ -39,22 +39,25 @@ class FailureLog:
     def __init__(self, log: logging.Logger, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._monotonic = monotonic
-        self._told: dict[str, tuple[float, int]] = {}  # failed work -> time of its last line, failures since then
+        # (failed work, type of a defect) -> time of its last line, failures since then
+        self._told: dict[tuple[str, type[Exception] | None], tuple[float, int]] = {}
 
     def tell(self, what: str, error: Exception) -> None:
         """Log that `what` failed: with its traceback, or in one line if the error says that a retry may succeed."""
-        if not isinstance(error, ClaryError) or not error.retryable:
-            self._log.error("%s", what, exc_info=error)
-            return
+        passes = error if isinstance(error, ClaryError) and error.retryable else None
+        failure = (what, None if passes else type(error))
         now_s = self._monotonic()
-        at_s, num_more = self._told.get(what, (-math.inf, 0))
+        at_s, num_more = self._told.get(failure, (-math.inf, 0))
         if now_s - at_s < REPEAT_S:
-            self._told[what] = (at_s, num_more + 1)
+            self._told[failure] = (at_s, num_more + 1)
             return
         again = f" ({num_more} more times since the last such line)" if num_more else ""
-        self._log.warning("%s%s: %s", what, again, error.message)
-        self._told = {work: told for work, told in self._told.items() if now_s - told[0] < 2 * REPEAT_S}
-        self._told[what] = (now_s, 0)
+        if passes is not None:
+            self._log.warning("%s%s: %s", what, again, passes.message)
+        else:
+            self._log.error("%s%s", what, again, exc_info=error)
+        self._told = {known: told for known, told in self._told.items() if now_s - told[0] < 2 * REPEAT_S}
+        self._told[failure] = (now_s, 0)
 
 
 def keep_running(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:

@@ -17,8 +17,8 @@ MIN_FREE_BYTES = 4 * 1024 * 1024  # for an agent's log, its spool and the files 
 MIN_FREE_FILES = 64  # for the folders and files of one host
 WAY_OUT = "free space there, or move the state folder (CLARY_HOME) to a larger disk"
 MEND_DISK = (
-    "look in the kernel's log (dmesg) for errors of the disk and whether it was mounted read-only; mend it, mount it "
-    "writable, and start the service again"
+    "look in the kernel's log (dmesg) for errors of the disk and whether it was mounted read-only; mend it and mount "
+    "it writable, or move the state folder (CLARY_HOME) to another disk, and start the service again"
 )
 _FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 _DISK_ERRNOS = (errno.EIO, errno.EROFS)

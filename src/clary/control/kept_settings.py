@@ -30,6 +30,7 @@ FIXED: Mapping[str, str] = {
     "advertise_url": _ADDRESS,
     "region": "programs of running jobs sign their requests for it",
     "account_id": "the ARNs of running jobs contain it",
+    "default_bucket": "runs of running jobs store their files there, and keys of jobs open no other bucket for them",
     "database_url": "it has the records of running jobs",
     "s3_endpoint_url": _STORE,
     "s3_access_key_id": _STORE,

@@ -193,7 +193,10 @@ class Settings:
     )
     visible_folders: str = _setting(
         "",
-        "folders of this machine that programs see beside system folders, separated by colons; changes stay private",
+        (
+            "folders of this machine that programs see beside system folders, separated by colons; changes stay "
+            "private; not below /tmp, /var/tmp, /run, /dev, /proc and /sys, of which each host has its own"
+        ),
         pattern="(/[^:]*(:/[^:]*)*)?",
     )
     max_hosts: int = _setting(0, "hosts that may run at once on this machine; 0 is twice the CPUs, at least 4", least=0)
@@ -425,7 +428,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise ContractError(f"{path}: can not be read: {error.strerror}", fault=Fault.USER) from error
+        raise ContractError(f"{path}: cannot be read: {error.strerror}", fault=Fault.USER) from error
     except ValueError as error:  # not UTF-8, or not TOML
         raise ContractError(f"{path}: not valid TOML: {error}", fault=Fault.USER) from error
     known = {setting.name for setting in FIELDS}

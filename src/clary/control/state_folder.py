@@ -195,7 +195,7 @@ class StateFolder:
             return self.engine_path.read_text(encoding="ascii").strip() or LOCAL_ENGINE
         except (OSError, ValueError) as error:
             if is_passing(error):
-                raise ContractError(f"{self.engine_path}: can not be read now: {error}; try again") from error
+                raise ContractError(f"{self.engine_path}: cannot be read now: {error}; try again") from error
             return LOCAL_ENGINE
 
     def write_engine(self, name: str) -> None:
@@ -220,7 +220,7 @@ class StateFolder:
             (self.root / "secrets").mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise ContractError(
-                f"state folder {self.root}: {error.filename} can not be made: {error.strerror}; "
+                f"state folder {self.root}: {error.filename} cannot be made: {error.strerror}; "
                 + (full_disks.way_out(error) or "name a folder of your own with CLARY_HOME"),
                 fault=Fault.USER,
             ) from error

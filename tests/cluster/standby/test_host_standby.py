@@ -423,7 +423,7 @@ def test_ranks_are_executed_if_the_zygote_has_died(world):
     assert standby.why_not(sandbox, [rank]) == ""
     program, listener = world.start_in(standby, rank, rank)
     assert finished(program, listener) == ([(0, None)] * 2, "executed\n")
-    assert "the interpreter that stood ready has ended" in program.why_not_forked
+    assert "the standby interpreter has ended" in program.why_not_forked
     assert program.wait(0).notes == ()
 
 

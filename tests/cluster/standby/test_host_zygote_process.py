@@ -94,13 +94,13 @@ def test_a_zygote_that_refuses_gives_the_reason(start):
 
 @pytest.mark.parametrize("script", ["os._exit(1)", "say(kind='ready'); take(); os._exit(1)"])
 def test_the_reason_names_a_zygote_that_has_ended(start, script):
-    assert start(script) == ({}, "the interpreter that stood ready has ended", "")
+    assert start(script) == ({}, "the standby interpreter has ended", "")
 
 
 def test_a_zygote_that_does_not_get_ready_is_abandoned(start):
     began_s = time.monotonic()
     answer = start("time.sleep(600)", ready_limit_s=SHORT_S)
-    assert answer == ({}, "the interpreter that stood ready did not say 'ready' within 0.5 s", "")
+    assert answer == ({}, "the standby interpreter did not say 'ready' within 0.5 s", "")
     assert time.monotonic() - began_s < DEADLINE_S
 
 
@@ -124,7 +124,7 @@ def test_an_idle_zygote_is_abandoned_long_before_the_limit(start, monkeypatch, s
     pids, reason, _text = start(script)
     took_s = time.monotonic() - began_s
     assert pids == {}
-    assert f"the interpreter that stood ready {what}" in reason
+    assert f"the standby interpreter {what}" in reason
     assert f"idle for {6 if 'ready' in what else 3} s" in reason
     assert took_s >= LOOK_INTERVAL_S * MAX_IDLE_LOOKS
 
@@ -139,7 +139,7 @@ def test_a_computing_zygote_has_more_time_than_an_idle_one(start, monkeypatch):
 def test_a_zygote_that_hangs_while_forking_leaves_no_running_rank(start):
     script = "say(kind='ready'); d = take(); fork(d); open(FORKED, 'w').close(); time.sleep(600)"
     answer = start(script, fork_limit_s=SHORT_S)
-    assert answer == ({}, "the interpreter that stood ready did not say 'forked' within 0.5 s", "left")
+    assert answer == ({}, "the standby interpreter did not say 'forked' within 0.5 s", "left")
 
 
 def test_a_zygote_that_does_not_end_leaves_no_running_rank(start):

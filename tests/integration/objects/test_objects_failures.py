@@ -158,6 +158,23 @@ async def test_bad_request_errors_of_the_store_are_passed_on(bench: Bench) -> No
     writer.close()
 
 
+@pytest.mark.parametrize(
+    ("answered", "told"), [(b"500 Internal Server Error", b"503"), (b"501 Not Implemented", b"501")]
+)
+async def test_a_full_disk_is_named_for_failures_of_the_store_and_not_for_what_it_lacks(
+    bench: Bench, answered: bytes, told: bytes
+) -> None:
+    async def fail(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 " + answered + b"\r\nx-amz-request-id: 1\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+
+    bench.script = fail
+    bench.front._why_full = lambda: "the disk is full"
+    reader, writer = await bench.send("GET", "/bucket/key")
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 " + told)
+    writer.close()
+
+
 @pytest.mark.parametrize("framing", [b"Content-Length: 1000000\r\n", b"Transfer-Encoding: chunked\r\n"])
 async def test_aborted_download_never_looks_complete(bench: Bench, framing: bytes) -> None:
     async def break_off(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

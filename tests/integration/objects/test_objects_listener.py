@@ -228,7 +228,7 @@ async def test_defect_in_a_handler_becomes_an_error_with_its_request_id_and_no_d
 
 async def test_error_of_a_port_in_use_names_the_port(listener: Listener) -> None:
     second = Listener("127.0.0.1", listener.port, aws_handler=answer_aws, s3_front=FakeFront(), max_body_bytes=1)
-    with pytest.raises(EngineError, match=f"can not listen on 127.0.0.1:{listener.port}"):
+    with pytest.raises(EngineError, match=f"cannot listen on 127.0.0.1:{listener.port}"):
         await second.start()
 
 

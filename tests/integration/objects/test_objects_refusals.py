@@ -462,11 +462,25 @@ def test_folder_marker_works_when_empty_and_is_refused_with_content(plain: Any, 
     assert keys_under(plain, key) == [f"{key}/d/"]
     assert read(plain, f"{key}/d/") == b""
     with pytest.raises(ClientError) as error:
+        plain.copy_object(Bucket=BUCKET, Key=f"{key}/copy", CopySource={"Bucket": BUCKET, "Key": f"{key}/d/"})
+    assert refusal(error) == ("NoSuchKey", 404)
+    with pytest.raises(ClientError) as error:
         plain.put_object(Bucket=BUCKET, Key=f"{key}/e/", Body=b"lost")
     assert refusal(error) == ("InvalidArgument", 400)
     with pytest.raises(ClientError) as error:
         plain.create_multipart_upload(Bucket=BUCKET, Key=f"{key}/e/")
     assert refusal(error) == ("InvalidArgument", 400)
+
+
+def test_folder_markers_within_each_other_are_kept(plain: Any, key: str) -> None:
+    """`d//` and `d/` are two keys, and `/` is the marker of no bucket."""
+    for _ in range(2):
+        plain.put_object(Bucket=BUCKET, Key=f"{key}/d/", Body=b"")
+        plain.put_object(Bucket=BUCKET, Key=f"{key}/d//", Body=b"")
+        plain.put_object(Bucket=BUCKET, Key="/", Body=b"")
+    assert keys_under(plain, f"{key}/") == [f"{key}/d/", f"{key}/d//"]
+    assert keys_under(plain, "/") == ["/"]
+    plain.delete_object(Bucket=BUCKET, Key="/")
 
 
 @pytest.mark.parametrize("content", [b"content", b""])
@@ -487,9 +501,14 @@ def test_folder_marker_beside_an_object_of_its_name_is_refused(
     with pytest.raises(ClientError) as error:
         plain.head_object(Bucket=BUCKET, Key=f"{key}/d/")
     assert refusal(error) == ("404", 404)
-    with pytest.raises(ClientError) as error:
-        plain.get_object(Bucket=BUCKET, Key=f"{key}/d/")
-    assert refusal(error) == ("NoSuchKey", 404)
+    source = {"CopySource": {"Bucket": BUCKET, "Key": f"{key}/d/"}}
+    for read_marker in (
+        lambda: plain.get_object(Bucket=BUCKET, Key=f"{key}/d/"),
+        lambda: plain.copy_object(Bucket=BUCKET, Key=f"{key}/copy", **source),
+    ):
+        with pytest.raises(ClientError) as error:
+            read_marker()
+        assert refusal(error) == ("NoSuchKey", 404)
 
 
 def test_folder_without_a_stored_marker_does_not_exist(plain: Any, key: str) -> None:

@@ -319,7 +319,7 @@ def test_a_folder_that_cannot_be_restored_costs_a_copy_and_stops_no_host(tmp_pat
     finally:
         if descriptor is not None:
             os.close(descriptor)
-    assert f"{code} can not be restored" in capsys.readouterr().err
+    assert f"{code} cannot be restored" in capsys.readouterr().err
     assert len(service.asked) == 1
 
 

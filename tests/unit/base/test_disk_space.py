@@ -42,3 +42,8 @@ def test_a_message_of_a_full_disk_is_followed_by_the_place_and_the_machine(tmp_p
     assert told.startswith("OSError: [Errno 28] No space left on device (")
     assert f" bytes are free at {tmp_path} on {os.uname().nodename}; free space there)" in told
     assert where_full("OSError: [Errno 2] No such file", tmp_path) == "OSError: [Errno 2] No such file"
+
+
+def test_a_limit_of_the_kernel_with_the_same_number_is_no_full_disk(tmp_path):
+    told = "OSError: [Errno 28] unshare 0x10000000: No space left on device"  # over user.max_user_namespaces
+    assert where_full(told, tmp_path) == told

@@ -65,4 +65,7 @@ def test_nodes_out_of_use_and_settings_that_select_no_node_are_named(monkeypatch
     assert capsys.readouterr().out.splitlines()[3:] == ["out of use: c2 is down*: gone", f"!! {remark}"]
     page["kinds"] = []
     assert main(["capacity"]) == 1
-    assert capsys.readouterr().out.splitlines() == ["slurm has no nodes", f"!! {remark}"]
+    assert capsys.readouterr().out.splitlines() == ["slurm shows no nodes that jobs could use", f"!! {remark}"]
+    page["remarks"] = []
+    assert main(["capacity"]) == 1
+    assert capsys.readouterr().out == "slurm has no nodes\n"

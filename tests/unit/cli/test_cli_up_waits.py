@@ -132,3 +132,6 @@ def test_up_prints_the_end_of_the_log_of_a_service_that_ended(tmp_path, monkeypa
     options = argparse.Namespace(foreground=False, new_database=False, new_keys=False, json=False, engine=None)
     with pytest.raises(ClaryError, match=r"ended after .* s with exit code 3; end of .*service\.log:\n  the port"):
         up.run(options)
+    monkeypatch.setattr(up, "low_limits", lambda _: ["no file may be larger than 9 bytes"])
+    with pytest.raises(ClaryError, match=r"exit code 3; no file may be larger than 9 bytes; end of "):
+        up.run(options)

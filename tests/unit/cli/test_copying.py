@@ -57,6 +57,6 @@ def test_other_parts():
 def test_a_service_that_names_a_path_as_a_host_writes_nothing_beside_the_folder(tmp_path, host):
     pages = {"hosts": [host], "lines": [], "sure_until_ms": None}
     fake = SimpleNamespace(job_page=lambda job, page, query: pages)
-    with pytest.raises(ClaryError, match="is no path of a file below a folder"):
+    with pytest.raises(ClaryError, match="is not a path of a file below a folder"):
         list(fetch_logs(fake, "job-1", tmp_path / "logs"))
     assert [path.name for path in tmp_path.rglob("*")] == ["logs"]

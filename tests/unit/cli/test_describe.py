@@ -155,7 +155,7 @@ def test_a_loss_that_is_no_number_is_null_in_json_and_nan_for_people(monkeypatch
     assert main(["describe", "job", "--json"]) == 0
 
     def refuse(name):
-        pytest.fail(f"{name} is no JSON")
+        pytest.fail(f"{name} is not JSON")
 
     assert json.loads(capsys.readouterr().out, parse_constant=refuse)["metrics"] == [{"name": "loss", "value": None}]
     assert main(["describe", "job"]) == 0

@@ -262,3 +262,11 @@ def test_a_disk_that_takes_no_writes_is_a_problem_even_if_much_is_free(home, soc
     (line,) = lines_of(capsys, "disk")
     assert line.startswith("!!")
     assert f"the disk of {home.root} is mounted read-only" in line
+
+
+def test_limits_of_the_machine_that_are_too_low_are_in_the_report(home, sockets, capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "low_limits", lambda num, *, pid: [f"only 256 files for {num} of process {pid}"])
+    assert main(["doctor"]) == 1
+    (line,) = lines_of(capsys, "limits")
+    assert line.startswith("!!")
+    assert line.endswith("only 256 files for 2048 of process 0")

@@ -65,7 +65,7 @@ def test_ranks_are_ordered_by_location_after_suspects():
 
 
 def test_a_job_with_progress_has_no_suspects():
-    assert lines_of(group(("algo-1", 0)))[-1] == "nobody stands out"
+    assert lines_of(group(("algo-1", 0)))[-1] == "nothing suspicious was found"
     assert lines_of()[-1] == "no rank could be looked at"
 
 

@@ -276,7 +276,7 @@ def test_csh_gets_no_comments_but_messages_and_no_value_that_it_would_change(hom
     assert main(["env", "--shell", "csh"]) == 2
     output = capsys.readouterr()
     assert output.out == ""
-    assert "csh can not read the value of SAGEMAKER_ADMIN_CONFIG_OVERRIDE: expected no braces" in output.err
+    assert "csh cannot read the value of SAGEMAKER_ADMIN_CONFIG_OVERRIDE: expected no braces" in output.err
 
 
 @pytest.mark.parametrize(

@@ -76,4 +76,4 @@ def test_the_page_is_written_to_the_given_path(connection, capsys, tmp_path):
 
 def test_a_path_that_cannot_be_written_is_named(connection, capsys, tmp_path):
     assert main(["profile-report", "demo", "--output", str(tmp_path / "no" / "report.html")]) == 2
-    assert "can not be written" in capsys.readouterr().err
+    assert "cannot be written" in capsys.readouterr().err

@@ -38,7 +38,7 @@ def test_the_words_of_a_command_that_ssh_runs_instead_of_ours_are_shown(ssh, cod
 
 def test_a_box_that_ends_every_session_without_a_word_is_explained(ssh):
     ssh("exit 255")
-    assert "ssh ended without a word" in refusal()
+    assert "ssh ended without a message" in refusal()
 
 
 def test_a_refused_login_names_the_way_to_log_in_without_a_prompt(ssh):
@@ -52,3 +52,10 @@ def test_a_refused_login_names_the_way_to_log_in_without_a_prompt(ssh):
 def test_an_error_of_the_box_is_shown_without_a_remark_on_forced_commands(ssh):
     ssh("echo hello from .bashrc; echo Traceback: disk full >&2; exit 1")
     assert refusal() == "ml@box1: exit code 1: Traceback: disk full"
+
+
+@pytest.mark.parametrize(("code", "name"), [(137, "SIGKILL"), (143, "SIGTERM")])
+def test_a_command_that_a_signal_ended_is_not_taken_for_a_login_that_runs_none(ssh, code, name):
+    ssh(f"exit {code}")
+    told = refusal()
+    assert told == f"ml@box1: the command was ended by signal {code - 128} ({name}), without a message"

@@ -17,8 +17,11 @@ from clary.control.state_folder import StateFolder
 class FakeConnection:
     """A running service with jobs that hold hosts."""
 
+    hosts_of = ()  # jobs of which only the page of hosts tells
+
     def __init__(self, folder, *holders, pid=1):
         self.folder = folder
+        self.settings = Settings(home=str(folder.root))
         process = ProcessId(pid, "0")
         self.record = SimpleNamespace(url="http://127.0.0.1:4570", pid=pid, version="0.2", process=process)
         self.holders = holders
@@ -26,11 +29,13 @@ class FakeConnection:
     def get(self, page, query=None):
         if page == "state":
             return {"problems": []}
+        if page == "hosts":
+            return {"hosts": [{"job": name} for name in self.hosts_of]}
         jobs = [{"name": name} for name in self.holders] if query["state"] == "Running" else []
         return {"jobs": jobs, "next": None}
 
-    def call(self, operation, parameters):
-        return {"TrainingJobSummaries": []}
+    def is_healthy(self):
+        return True
 
 
 @pytest.fixture
@@ -90,6 +95,15 @@ def test_a_setting_that_has_to_stay_for_running_jobs_is_refused(running, folder,
     assert "max_hosts" not in said
 
 
+def test_hosts_of_a_job_between_two_attempts_and_of_warm_pools_count_too(running, folder, monkeypatch, capsys):
+    started = running()
+    monkeypatch.setattr(FakeConnection, "hosts_of", ("again", "again", "warm"))
+    (folder.root / "settings.toml").write_text('isolation = "processes"\n')
+    assert main(["restart"]) == 2
+    assert started == []
+    assert "2 jobs (again, warm) still have hosts" in capsys.readouterr().err
+
+
 def test_the_same_setting_may_change_while_no_job_has_hosts(running, folder):
     started = running()
     (folder.root / "settings.toml").write_text('isolation = "processes"\n')
@@ -136,3 +150,42 @@ def test_a_service_that_does_not_come_up_is_told_with_what_holds_then(running, m
     said = capsys.readouterr().err
     assert "the service ended" in said
     assert told in said
+
+
+def test_a_service_of_another_command_that_took_the_place_is_named(running, folder, monkeypatch, capsys):
+    running("a")
+
+    def fail(*_):
+        raise ClaryError("another service takes its place already")
+
+    monkeypatch.setattr(restart, "start_service", fail)
+    monkeypatch.setattr(restart, "other_service", lambda settings, folder: FakeConnection(folder, pid=3))
+    assert main(["restart"]) == 1
+    said = capsys.readouterr().err
+    assert "a service that another command has started takes its place at http://127.0.0.1:4570" in said
+    assert "no service runs" not in said
+
+
+def test_a_service_that_is_about_to_leave_does_not_count_as_running_on(running, monkeypatch, capsys):
+    running("a")
+    alive = iter([True, True])
+
+    def fail(*_):
+        raise ClaryError("the service ended")
+
+    monkeypatch.setattr(restart, "start_service", fail)
+    monkeypatch.setattr(ProcessId, "is_alive", lambda _: next(alive, False))
+    monkeypatch.setattr(FakeConnection, "is_healthy", lambda _: False)
+    assert main(["restart"]) == 1
+    assert "no service runs now" in capsys.readouterr().err
+
+
+def test_an_interrupted_command_says_what_runs(running, monkeypatch, capsys):
+    running("a")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(restart, "start_service", interrupt)
+    assert main(["restart"]) == 130
+    assert "1 job (a) goes on without a service; run: clary up" in capsys.readouterr().err

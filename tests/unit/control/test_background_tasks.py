@@ -163,3 +163,15 @@ def test_a_failure_that_passes_takes_one_line_a_minute_and_a_defect_its_tracebac
     for defect in (StoreError("a bug"), KeyError("name")):
         failures.tell("this pass failed", defect)
         assert caplog.records[-1].exc_info[1] is defect
+
+
+def test_the_traceback_of_a_failure_that_goes_on_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    failures = FailureLog(logging.getLogger("test"), monotonic=lambda: now[0])
+    for _ in range(130):
+        failures.tell("this pass failed", KeyError("name"))
+        failures.tell("this pass failed", TypeError("another defect"))
+        now[0] += 0.5
+    again = "this pass failed (119 more times since the last such line)"
+    assert [record.getMessage() for record in caplog.records] == ["this pass failed"] * 2 + [again] * 2
+    assert all(record.exc_info for record in caplog.records)

@@ -20,6 +20,8 @@ from clary.control.objects.weed_process import StoreRecord
 from clary.control.server import aws_handler
 from clary.control.server.edge.passing_troubles import why_not_now
 from clary.control.server.service import _end_jobs
+from clary.control.server.succession import check_start
+from clary.control.settings import Settings
 from clary.control.state_folder import StateFolder
 from clary.control.store.database import describe_failure
 from clary.control.wire.messages import HttpRequest
@@ -111,8 +113,16 @@ def test_a_read_only_disk_is_not_reported_as_missing_rights(tmp_path, monkeypatc
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(tmp_path))
 
     monkeypatch.setattr("pathlib.Path.mkdir", refuse_writing)
-    with pytest.raises(ContractError, match="Read-only file system; look in the kernel's log"):
+    # A container's own disk is read-only on purpose.
+    with pytest.raises(ContractError, match=r"Read-only file system; look in the kernel's log.*CLARY_HOME"):
         StateFolder(tmp_path / "state").create()
+
+
+def test_a_service_does_not_give_way_to_one_that_could_not_start_on_its_disk(tmp_path, monkeypatch):
+    StateFolder(tmp_path).create()
+    monkeypatch.setattr(full_disks.os, "statvfs", lambda _: disk_facts(1 << 30, flags=os.ST_RDONLY))
+    with pytest.raises(StoreError, match=r"the next service would not start: .* is mounted read-only"):
+        check_start(Settings(home=str(tmp_path), port=0, tls_port=0))
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EIO])
@@ -173,7 +183,7 @@ async def test_a_store_that_finds_no_space_at_its_start_is_started_again(tmp_pat
     store._record = StoreRecord(ports={"s3": 1})
     monkeypatch.setattr(weed_security, "write_security", refuse)
     with pytest.raises(
-        ObjectStoreError, match="can not be written: No space left on device"
+        ObjectStoreError, match="cannot be written: No space left on device"
     ):  # the error that the watch expects
         await store._launch()
     monkeypatch.setattr(StoreRecord, "write", refuse)

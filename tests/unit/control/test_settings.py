@@ -129,7 +129,7 @@ def test_integers_are_accepted_as_durations(load):
 
 def test_an_unreadable_settings_file_is_an_error(load, tmp_path):
     (tmp_path / "settings.toml").mkdir()
-    with pytest.raises(ContractError, match=r"settings\.toml: can not be read: Is a directory"):
+    with pytest.raises(ContractError, match=r"settings\.toml: cannot be read: Is a directory"):
         load()
 
 

@@ -12,7 +12,7 @@ def test_defaults_give_no_message():
 def test_full_access_and_reachable_networks_are_listed_with_their_settings():
     entries = [parse_entry("10.1.0.0/16"), parse_entry("registry.lan:8080")]
     access, network = shared_by_settings(Settings(job_api_access="full"), entries)
-    assert "every bucket and every job" in access
+    assert "every bucket and job of this service" in access
     assert "job_api_access" in access
     assert "10.1.0.0/16, registry.lan:8080" in network
     assert "reachable_networks" in network

@@ -50,7 +50,7 @@ def test_other_users_lose_access_even_to_a_folder_that_was_open(tmp_path):
 
 def test_a_folder_that_can_not_be_created_is_an_error_with_advice(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ContractError, match=r"file.*can not be made.*CLARY_HOME"):
+    with pytest.raises(ContractError, match=r"file.*cannot be made.*CLARY_HOME"):
         StateFolder(tmp_path / "file" / "state").create()
 
 
@@ -161,6 +161,6 @@ def test_the_engine_of_the_last_service_is_never_guessed_while_its_record_cannot
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_text", refuse)
-        with pytest.raises(ContractError, match="run/engine: can not be read now"):
+        with pytest.raises(ContractError, match="run/engine: cannot be read now"):
             folder.read_engine()
     assert folder.read_engine() == "slurm"

@@ -1,8 +1,8 @@
 """Sources of packages: pip's configuration of this machine, as variables of uv.
 
 Where: `installation` gives the result to uv, which does not read pip's configuration itself. Existing settings of the
-machine for uv take precedence. Of the owner's secrets, an installation gets only the credentials of the configured
-indexes. `variables` asks here, too, which of the owner's variables a program may get.
+machine for uv take precedence. An installation gets only one kind of the owner's secrets: the credentials of the
+configured indexes. `variables` also asks this module which of the owner's variables a program may get.
 Source: pip documentation, "Configuration"; uv documentation, "Compatibility with pip".
 """
 

@@ -78,7 +78,7 @@ def read_requirements(source: Path, name: str) -> RequirementFiles:
     """Read a requirement file of the folder `source` with all files that it includes.
 
     Missing files are ignored here; the installer reports them.
-    Raises: AgentError with fault USER for a file that is no regular file below `source`, is too large or includes
+    Raises: AgentError with fault USER for a file that is not a regular file below `source`, is too large or includes
         itself, for an included path outside `source`, and for too many or too deeply nested files.
     """
     with Folder.at(source) as folder:

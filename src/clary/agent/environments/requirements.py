@@ -9,9 +9,9 @@ are kept in `<cache>/environments/<hash>` for later jobs whose installation has 
     <hash>.lock        locked by the one builder that may write the copy
 
 [Note: copies are built in place] Programs of an environment name their interpreter by path, so a copy is built at its
-final path and becomes valid once its marker exists. If hosts have overlays, only the agent writes into the copy, so a
-killed agent's host that is still ending cannot disturb the next builder. A copy without the marker was left by a
-failure and is deleted.
+final path and becomes valid once its marker exists. If hosts have overlays, only the agent writes into the copy. So if
+an agent is killed, its host, which may still be ending, cannot disturb the next builder. A copy without the marker was
+left by a failure and is deleted.
 
 [Note: what the agent does with a finished copy]
 An untrusted build may have written any file of the copy. So outside of hosts, the agent starts no program, follows no
@@ -163,8 +163,9 @@ class _Task:
     def key(self, *, is_offline: bool) -> str:
         """Return the name of the copy: a hash of all inputs of the installation.
 
-        An installation without the internet has only cached versions available: a job with the internet uses none of
-        them, while a job without it prefers what was installed with it.
+        An installation without the internet can use only cached versions, so its copy has a key of its own. A job with
+        the internet never uses such a copy. A job without the internet uses it only if there is no copy that was
+        installed with the internet.
         """
         what = [_SCHEME, str(self.world.sandbox.isolation), str(self.is_package)]
         if is_offline:
@@ -236,7 +237,7 @@ def _taken_over(task: _Task, installation: Installation) -> list[str]:
     """Merge the installed packages into the copy; return lines for the log."""
     folder = installation.environment_folder
     if not installation.kept.is_dir():
-        raise AgentError(f"{task.label}: the host ended in a way that left nothing of the installation", retryable=True)
+        raise AgentError(f"{task.label}: the host has ended, and the installed files are lost", retryable=True)
     own = _OwnFiles.of(folder)
     left_out = merge_layer(installation.kept, folder, is_whole=not installation.has_layers, check=task.check)
     own.restore(folder)
@@ -292,8 +293,8 @@ def _failure(task: _Task, result: CommandResult) -> AgentError:
     network = ""
     if task.world.is_offline:
         network = (
-            "\nThe job's host has no way to the internet, so only packages of this machine's folders and those that "
-            "earlier jobs fetched can be installed."
+            "\nThe job's host cannot reach the internet, so it can install only packages that lie in folders of this "
+            "machine or that earlier jobs have fetched."
         )
     return AgentError(
         f"{task.label} cannot be installed: {cause}uv ended with {result.exit_code}.\n{last_lines}{network}",

@@ -8,6 +8,7 @@ Source: SDK 3.27 `train.templates`, `container_drivers`, `remote_function.runtim
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -28,6 +29,7 @@ _SCRIPT = "sm_train.sh"
 _MAX_BYTES = 256 * 1024
 _INSTALLS = ("install_requirements.py", "$SM_PIP_CMD install")  # of SDK v3 and v2
 _MPI_DRIVER = "mpi_driver.py"
+_TRAINER_DRIVER, _REMOTE_DRIVER = "the SDK's MPI driver", "@remote's MPI driver"  # as notes name them
 _MPI_MODULES = ("paramiko", "mpi4py")
 _DEPENDENCIES, _DISTRIBUTION, _RANKS, _CONDA = (
     "--dependency_settings",
@@ -58,7 +60,7 @@ def driver_notes(plan: LaunchPlan, host: HostPlan, tree: MlTree, *, python: str,
     if TRAINER_CHANNEL in names:
         found += _trainer_notes(tree, python=python, path=path)
     if REMOTE_CHANNEL in names:
-        found += _remote_notes(plan.command, host, python=python)
+        found += _remote_notes(plan.command, host, python=python, path=path)
     return tuple(found)
 
 
@@ -67,27 +69,32 @@ def _trainer_notes(tree: MlTree, *, python: str, path: str) -> Iterator[str]:
     script = (read_start(tree.root, place.parts, max_bytes=_MAX_BYTES) or b"").decode(errors="replace")
     installs = any(words in script for words in _INSTALLS)
     if "check_python" in script and not any(shutil.which(name, path=path) for name in ("pip3", "pip")):
-        yield f"{_SCRIPT} of the SDK ends at once, without a word, because PATH has no pip: {_remedy(python)}"
+        yield f"{_SCRIPT} of the SDK ends at once, without a message, because PATH has no pip: {_remedy(python)}"
     elif installs and _missing(python, ["pip"]):
         yield f"the job's requirements cannot be installed, because {python} has no pip: {_remedy(python)}"
     if _MPI_DRIVER not in script:
         return
+    yield from _mpi_notes(_TRAINER_DRIVER, python=python, path=path, installs=installs)
+
+
+def _mpi_notes(driver: str, *, python: str, path: str, installs: bool) -> Iterator[str]:
     lacks = _missing(python, _MPI_MODULES)
     if lacks:
         told = " unless the job's requirements bring them" if installs else ""
         words = f"uv pip install --python {python} {' '.join(lacks)}"
-        yield f"the SDK's MPI driver will fail{told}: {python} has no {' and no '.join(lacks)}: {words}"
+        yield f"{driver} will fail{told}: {python} has no {' and no '.join(lacks)}: {words}"
     if shutil.which("mpirun", path=path) is None:
-        yield "the SDK's MPI driver will fail: PATH has no mpirun; install Open MPI on the machine (openmpi-bin)"
+        yield f"{driver} will fail: PATH has no mpirun; install Open MPI on the machine (openmpi-bin)"
     if not os.path.exists(SSHD):
         yield (
-            f"the SDK's MPI driver will fail: it starts {SSHD} even on one host, and there is none; install "
+            f"{driver} will fail: it starts {SSHD} even on one host, and there is none; install "
             "openssh-server on the machine"
         )
 
 
-def _remote_notes(command: Sequence[str], host: HostPlan, *, python: str) -> Iterator[str]:
-    if _names_dependencies(command) and _CONDA not in command and _missing(python, ["pip"]):
+def _remote_notes(command: Sequence[str], host: HostPlan, *, python: str, path: str) -> Iterator[str]:
+    installs = _names_dependencies(command)
+    if installs and _CONDA not in command and _missing(python, ["pip"]):
         yield f"@remote's dependencies cannot be installed, because {python} has no pip: {_remedy(python)}"
     num_cpus = os.cpu_count() or 1
     starts_ranks = _DISTRIBUTION in command and _RANKS not in command
@@ -96,6 +103,13 @@ def _remote_notes(command: Sequence[str], host: HostPlan, *, python: str) -> Ite
             f"@remote's driver starts {num_cpus} ranks on this host, one for each processor of the machine, but the "
             f"host has {host.resources.num_cpus:g}: set nproc_per_node={max(1, int(host.resources.num_cpus))}"
         )
+    if _argument(command, _DISTRIBUTION) == "mpirun":
+        yield from _mpi_notes(_REMOTE_DRIVER, python=python, path=path, installs=installs)
+
+
+def _argument(command: Sequence[str], name: str) -> str:
+    """Return the value after an argument's name, or "" without one."""
+    return next((value for word, value in itertools.pairwise(command) if word == name), "")
 
 
 def _names_dependencies(command: Sequence[str]) -> bool:

@@ -343,7 +343,7 @@ class Program:
         is_decided = self._record.wait_until_started(START_LIMIT_S)
         if self._record.is_ready:
             return
-        reason = self._record.failure or self._first_process.last_words() or "its first process ended without a word"
+        reason = self._record.failure or self._first_process.last_words() or "its first process ended without a message"
         if not is_decided:
             reason = f"it was not ready after {START_LIMIT_S:g} s"
         reason = where_full(reason, Path(self._sandbox.host_folder))

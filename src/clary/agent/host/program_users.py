@@ -83,7 +83,7 @@ def why_not_mapped(users: ProgramUsers, *, folders: tuple[str, ...], scratch_fol
             kernel.bind_mapped(folder, place, users=users.namespace)
             kernel.unmount(place, flags=kernel.MNT_DETACH)
         except OSError as error:
-            return f"{folder} lies on a file system, or the kernel is one, that does not map owners ({error})"
+            return f"the kernel, or the file system of {folder}, does not map owners ({error})"
         finally:
             with contextlib.suppress(OSError):
                 os.rmdir(place)

@@ -141,7 +141,7 @@ class Zygote:
             if marked:
                 forked = self._fork(marked, control=control, parent_watched=parent_watched, before_gate=before_gate)
         except ConnectionError:
-            return {}, "the interpreter that stood ready has ended"
+            return {}, "the standby interpreter has ended"
         except (OSError, ValueError, KeyError) as error:
             return {}, str(error)
         finally:
@@ -233,7 +233,7 @@ class Zygote:
             raise ConnectionResetError
         message: dict[str, Any] = json.loads(data)
         if message["kind"] != kind:
-            raise OSError(str(message.get("reason", f"the interpreter that stood ready said {message['kind']!r}")))
+            raise OSError(str(message.get("reason", f"the standby interpreter said {message['kind']!r}")))
         return message
 
     def _await_end(self, limit_s: float) -> None:
@@ -256,10 +256,10 @@ class Zygote:
         while not poll.poll(1000 * max(0.0, min(LOOK_INTERVAL_S, began_s + limit_s - time.monotonic()))):
             waited_s = time.monotonic() - began_s
             if waited_s >= limit_s:
-                raise OSError(f"the interpreter that stood ready {otherwise} {limit_s:g} s")
+                raise OSError(f"the standby interpreter {otherwise} {limit_s:g} s")
             if (num_idle := standstill.look()) >= max_idle_looks:
                 idle_s = num_idle * LOOK_INTERVAL_S
-                raise OSError(f"the interpreter that stood ready {otherwise} {waited_s:.1f} s, idle for {idle_s:g} s")
+                raise OSError(f"the standby interpreter {otherwise} {waited_s:.1f} s, idle for {idle_s:g} s")
 
 
 def heritage(pid: int) -> dict[str, object]:

@@ -157,7 +157,7 @@ def why_unbelievable(checkpoints: CheckpointSet, *, host: str, number: int) -> s
 
 
 def why_no_path(path: str) -> str:
-    """Return why a path can not lie below the checkpoint folder, or an empty string. Pure."""
+    """Return why a path cannot lie below the checkpoint folder, or an empty string. Pure."""
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts):
         return 'a part of its path is empty, "." or ".."'
@@ -166,7 +166,7 @@ def why_no_path(path: str) -> str:
     try:
         size_bytes, longest = len(path.encode()), max(len(part.encode()) for part in parts)
     except UnicodeEncodeError:
-        return "its path is no UTF-8"
+        return "its path is not UTF-8"
     if size_bytes > MAX_PATH_BYTES or longest > MAX_PART_BYTES:
         return f"its path has {size_bytes} bytes, a part of it {longest}; {MAX_PATH_BYTES} and {MAX_PART_BYTES} fit"
     if parts[0] == OWN_FOLDER:
@@ -175,7 +175,7 @@ def why_no_path(path: str) -> str:
 
 
 def why_no_key(file: CheckpointFile, host: str) -> str:
-    """Return why an object can not be a file of a host's set, or an empty string. Pure."""
+    """Return why an object cannot be a file of a host's set, or an empty string. Pure."""
     content = content_key(host, "")
     if file.key == file.path or (file.key.startswith(content) and not why_no_path(file.key.removeprefix(content))):
         return ""
@@ -201,7 +201,7 @@ def _believed(data: bytes, host: str, number: int) -> CheckpointSet:
 
 
 def _why_not_together(paths: Sequence[str], folders: Sequence[str]) -> str:
-    """Return a sentence on two paths that can not exist in one folder, or an empty string."""
+    """Return a sentence on two paths that cannot exist in one folder, or an empty string."""
     names = set(paths)
     if len(names) < len(paths):
         doubled = next(path for path, times in Counter(paths).items() if times > 1)

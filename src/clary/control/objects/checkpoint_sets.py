@@ -48,7 +48,7 @@ class SetState(StrEnum):
     WHOLE = "whole"  # every file has its size, and evidence other than time that it was whole when it was stored
     COMPLETE = "complete"  # every file has its size, but some have no evidence other than time, or were left out
     INCOMPLETE = "incomplete"  # files are missing, or have another size, as is normal for older sets
-    DAMAGED = "damaged"  # the manifest can not be read, or is invalid
+    DAMAGED = "damaged"  # the manifest cannot be read, or is invalid
     UNREAD = "unread"  # the manifest or the files' sizes were not read, for lack of time or space, or by an error
 
 
@@ -250,6 +250,6 @@ def why_incomplete(checkpoints: CheckpointSet, sizes: Mapping[str, int]) -> str:
 
 
 def _newest_first(entry: SetEntry) -> tuple[float, int, tuple[str, int, str]]:
-    # A set whose manifest can not be read has no time: it comes first, so that people notice it.
+    # A set whose manifest cannot be read has no time: it comes first, so that people notice it.
     taken = entry.taken_at.timestamp() if entry.taken_at is not None else float("inf")
     return -taken, -entry.number, host_order(entry.host)

@@ -50,7 +50,7 @@ class SetTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A file that is missing, can not be read, or differs from its manifest."""
+    """A file that is missing, cannot be read, or differs from its manifest."""
 
     path: str
     key: str  # key of the object below the prefix

@@ -164,7 +164,7 @@ def check_bucket_configuration(content: bytes) -> None:
     if algorithms[0] != DEFAULT.encode():
         raise WireError(
             "NotImplemented",
-            f"A bucket can not have another encryption than {DEFAULT}: there is no KMS here. Encrypt the "
+            f"A bucket cannot have another encryption than {DEFAULT}: there is no KMS here. Encrypt the "
             "disk of the state folder, or name aws:kms with each object: answers about the object then "
             "name it.",
             http_status=501,

@@ -290,7 +290,7 @@ class S3Front:
         if asked.method == "PUT" and asked.key.endswith("/") and (copy_source is not None or length != 0):
             raise WireError(
                 "InvalidArgument",
-                f"Keys that end in '/' can not hold content in this store: {asked.key[:200]!r}. Choose another key.",
+                f"Keys that end in '/' cannot hold content in this store: {asked.key[:200]!r}. Choose another key.",
             )
         outgoing = await choose_body(request, headers, caller, body)
         outgoing = replace(outgoing, encryption=wanted)
@@ -347,11 +347,13 @@ class S3Front:
     async def _require_no_object_of_name(self, asked: S3Request) -> None:
         """Refuse a folder marker beside an object of its name: the store would replace the content of the object."""
         name = asked.key.removesuffix("/")
+        if not name or name.endswith("/"):
+            return  # a marker in a folder without a name: no key is stored under its name without the slash
         status, _ = await self._store.head(asked.bucket, name)
         if status == http.HTTPStatus.OK:
             raise WireError(
                 "ExistingObjectIsFile",
-                f"This store can not hold {asked.key[:200]!r} beside the object {name[:200]!r}; nothing was changed. "
+                f"This store cannot hold {asked.key[:200]!r} beside the object {name[:200]!r}; nothing was changed. "
                 "Delete that object, or choose another key.",
                 http_status=409,
             )
@@ -410,11 +412,15 @@ class S3Front:
                 return whole(request, 200, permit.filter_listing(page) if permit.is_filtered else page)
         if self._store.aliases_keys and asked.method == "PUT" and asked.key.endswith("/"):
             await self._require_no_object_of_name(asked)
+        source = dict(outgoing.headers).get(copying.COPY_SOURCE) if self._store.aliases_keys else None
+        if source is not None and s3_request.check_copy_source(source)[1].endswith("/"):
+            # The store finds no marker as the source of a copy, and would copy the object of its name.
+            raise WireError("NoSuchKey", "The specified key does not exist.", http_status=404)
         answer = await self._store.send(asked, outgoing, body)
-        if completed_answers.asks_first_part(asked) and answer.status in _NO_PART and await self._is_empty(asked):
-            answer.release()
-            answer = await self._store.send(completed_answers.without_part(asked), outgoing)
         try:
+            if completed_answers.asks_first_part(asked) and answer.status in _NO_PART and await self._is_empty(asked):
+                answer.release()
+                answer = await self._store.send(completed_answers.without_part(asked), outgoing)
             if answer.status == 400 and "x-amz-request-id" not in answer.headers:
                 # Not an S3 answer: the store could not parse the request. Clients retry after 503, but never after 400.
                 raise WireError(
@@ -441,7 +447,7 @@ class S3Front:
         return status == http.HTTPStatus.OK and size == "0"
 
     async def _store_page(self, asked: S3Request, outgoing: Outgoing) -> bytes | None:
-        """Return the store's listing with keys in place of stored names; None for an answer that is no listing."""
+        """Return the store's listing with keys in place of stored names; None for an answer that is not a listing."""
         answer = await self._store.send(asked, outgoing)
         try:
             if answer.status != http.HTTPStatus.OK:
@@ -480,7 +486,9 @@ class S3Front:
 
         Clients retry after 503, so that the request succeeds once there is space.
         """
-        if answer.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR and (why := self._why_full()):
+        is_failure = answer.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR
+        is_lacking = answer.status == http.HTTPStatus.NOT_IMPLEMENTED  # space would not help
+        if is_failure and not is_lacking and (why := self._why_full()):
             raise WireError("ServiceUnavailable", f"The object store did not do this: {why}.", http_status=503)
 
     async def _completed(

@@ -223,5 +223,5 @@ def error_document(error: WireError, resource: str, own_id: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace the characters that XML 1.0 can not hold."""
+    """Replace the characters that XML 1.0 cannot hold."""
     return "".join(character if character >= " " or character in "\t\n\r" else "?" for character in text)

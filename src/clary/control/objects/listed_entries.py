@@ -10,7 +10,7 @@ from collections.abc import Callable
 from html import unescape
 from urllib.parse import unquote_plus
 
-# Values in XML contain no `<`, so these patterns can not match too much.
+# Values in XML contain no `<`, so these patterns cannot match too much.
 _LISTED = re.compile(rb"<(Contents|CommonPrefixes|Version|DeleteMarker|Upload)>.*?</\1>", re.DOTALL)
 _NAME = re.compile(rb"<(?:Key|Prefix)>(.*?)</(?:Key|Prefix)>", re.DOTALL)
 _KEY_COUNT = re.compile(rb"<KeyCount>\d+</KeyCount>")

@@ -63,7 +63,7 @@ class ObjectLookup:
         return True
 
     async def make_bucket(self, bucket: str) -> None:
-        """Make a bucket unless it exists. Raises: ObjectStoreError if it can not be made."""
+        """Make a bucket unless it exists. Raises: ObjectStoreError if it cannot be made."""
         await self._client.ensure_bucket(bucket)
         self._remember(bucket, _BUCKET)
 

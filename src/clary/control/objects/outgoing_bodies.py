@@ -95,7 +95,7 @@ def _unframed(headers: list[tuple[str, str]], caller: Caller, body: IncomingBody
     with_trailer = caller.payload_hash == sigv4.STREAMING_PAYLOAD_TRAILER
     length_text = next((value for name, value in headers if name == "x-amz-decoded-content-length"), "")
     if caller.seed is None:
-        raise WireError("InvalidRequest", "A presigned request can not have a body of signed chunks.")
+        raise WireError("InvalidRequest", "A presigned request cannot have a body of signed chunks.")
     if not _is_length(length_text):
         raise WireError(
             "MissingContentLength", "You must provide the x-amz-decoded-content-length header.", http_status=411

@@ -1,12 +1,13 @@
-r"""Parser of bucket, key and parameters of an S3 request, which refuses keys that the store can not hold.
+r"""Parser of bucket, key and parameters of an S3 request, which refuses keys that the store cannot hold.
 
 Where: first step of `front`. Pure.
 
-[Note: keys that the store can not hold] SeaweedFS keeps objects as files of folders: it takes a part `.` or `..` for a
+[Note: keys that the store cannot hold] SeaweedFS keeps objects as files of folders: it takes a part `.` or `..` for a
 folder, hides keys below `.uploads` and `*.versions` from listings, and drops the content of an object called `a/`. Such
-keys are refused wherever they occur: in the path, in a copy source, in DeleteObjects; `a/` only with content. So are
-keys with the mark of `stored_names`, which stores keys with an empty part or a backslash under other names. Ids of
-uploads and of versions become names of files in the store, so those with a part of a path are refused, too.
+keys are refused wherever they occur: in the path, in a copy source, in DeleteObjects. A key such as `a/` is refused
+only for a multipart upload or an object with content. Keys with the mark of `stored_names` are refused too, because
+`stored_names` uses it to store keys with an empty part or a backslash under other names. Ids of uploads and of versions
+become names of files in the store, so ids that are paths are refused, too.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class S3Request:
 def split_target(raw_target: str) -> tuple[str, str]:
     """Return raw path and raw query of a request target in origin or absolute form.
 
-    Raises: WireError InvalidURI for an absolute form that is no URL.
+    Raises: WireError InvalidURI for an absolute form that is not a URL.
     """
     if not raw_target.startswith("/"):
         try:
@@ -102,7 +103,7 @@ def parse_request(method: str, raw_path: str, raw_query: str) -> S3Request:
     """Parse a path-style S3 request; authentication parameters of the query and checksums of the body are omitted.
 
     Args:
-        method: upper case; GET and HEAD of a key that the store can not hold raise NoSuchKey, other methods
+        method: upper case; GET and HEAD of a key that the store cannot hold raise NoSuchKey, other methods
             InvalidArgument.
         raw_path: percent-encoded, /bucket/key.
         raw_query: as on the wire, without `?`.
@@ -125,7 +126,7 @@ def parse_request(method: str, raw_path: str, raw_query: str) -> S3Request:
     if key:
         check_key(key, is_read=method in _READING_METHODS)
         if key.endswith("/") and (request.has("uploads") or request.has("uploadId")):
-            raise _refused_key(key, "keys that end in '/' can not hold content in this store")
+            raise _refused_key(key, "keys that end in '/' cannot hold content in this store")
     elif method != "GET" and request.has_unstorable_prefix:
         raise WireError("InvalidArgument", "No key of this store has a null byte or the character U+10FFFD.")
     return request
@@ -148,7 +149,7 @@ def check_key(key: str, *, is_read: bool) -> None:
     """Check that the store can hold an object of exactly this key.
 
     Args:
-        is_read: whether the request only reads; then a key that can not be stored counts as a missing object.
+        is_read: whether the request only reads; then a key that cannot be stored counts as a missing object.
     Raises: WireError KeyTooLongError, InvalidArgument, or NoSuchKey for reads.
     """
     if len(key.encode("utf-8")) > MAX_KEY_BYTES:
@@ -179,7 +180,7 @@ def check_copy_source(value: str) -> tuple[str, str]:
 def check_version(version: str) -> None:
     """Check the id of a version; an empty text passes.
 
-    Raises: WireError InvalidArgument for an id that would lead the store to another file than the one of this version.
+    Raises: WireError InvalidArgument for an id that is a path, with which the store would open the file of another id.
     """
     if _is_path(version):
         raise WireError("InvalidArgument", f"Invalid version id specified: {version[:80]!r}.")
@@ -209,7 +210,7 @@ def _parse_query(raw_query: str) -> tuple[tuple[str, str], ...]:
 
 
 def _check_ids(query: Sequence[tuple[str, str]]) -> None:
-    """Refuse ids that would lead the store to another file than the one of this upload or version."""
+    """Refuse ids of uploads and versions that are paths, with which the store would open the file of another id."""
     for name, value in query:
         if name.lower() in _VERSION_IDS:
             check_version(value)
@@ -262,20 +263,20 @@ def _is_authentication(name: str) -> bool:
 
 def _why_not_storable(key: str) -> str | None:
     if "\0" in key:
-        return "keys with null bytes can not be stored"
+        return "keys with null bytes cannot be stored"
     if MARK in key:
-        return "keys with the character U+10FFFD can not be stored"
+        return "keys with the character U+10FFFD cannot be stored"
     stored = stored_name(key)
     if len(stored.encode()) > MAX_STORED_BYTES:
-        return "keys with so many empty parts ('//') or backslashes can not be stored"
+        return "keys with so many empty parts ('//') or backslashes cannot be stored"
     segments = stored.split("/")
     folders = segments[:-1]
     if "." in segments or ".." in segments:
-        return "keys with a part '.' or '..' can not be stored"
+        return "keys with a part '.' or '..' cannot be stored"
     if ".uploads" in segments or ".versions" in segments or _has_version_folder(folders):
         return "keys with a part '.uploads' or '*.versions' are the store's own"
     if any(len(segment) * 4 > MAX_SEGMENT_BYTES and len(segment.encode()) > MAX_SEGMENT_BYTES for segment in segments):
-        return f"keys with a part longer than {MAX_SEGMENT_BYTES} bytes between '/' can not be stored"
+        return f"keys with a part longer than {MAX_SEGMENT_BYTES} bytes between '/' cannot be stored"
     return None
 
 

@@ -238,7 +238,7 @@ class EmbeddedStore:
             await self._end_process()
             advice = why_unwritable(self._data_folder) or "see that its folders can be written"
             raise ObjectStoreError(
-                f"embedded object store: its files below {self._data_folder.parent} can not be written: "
+                f"embedded object store: its files below {self._data_folder.parent} cannot be written: "
                 f"{error.strerror}; {advice}",
                 fault=Fault.INFRASTRUCTURE,
                 retryable=True,
@@ -284,7 +284,7 @@ class EmbeddedStore:
             )
         except OSError as error:
             raise ObjectStoreError(
-                f"embedded object store: {program} can not be started: {error}", details={"program": program}
+                f"embedded object store: {program} cannot be started: {error}", details={"program": program}
             ) from error
         finally:
             os.close(descriptor)
@@ -406,7 +406,7 @@ class EmbeddedStore:
             try:
                 self._record.write(self._record_path)
             except OSError as error:  # the next service sees that the process in the record has ended
-                _log.warning("object store: %s can not be written: %s", self._record_path, error.strerror)
+                _log.warning("object store: %s cannot be written: %s", self._record_path, error.strerror)
 
     def _take_lock(self) -> None:
         self._run_folder.mkdir(parents=True, exist_ok=True, mode=0o700)

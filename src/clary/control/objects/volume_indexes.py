@@ -1,11 +1,11 @@
 """Indexes of the embedded store's volumes that do not fit their data, as after a power cut.
 
 Where: `seaweed` calls it before it starts a process. A volume is a file of data, NAME.dat, and one with the place of
-each object in it, NAME.idx. SeaweedFS never calls fsync, so the end of either may be lost or zero. Of a volume whose
-index has a part of an entry, or entries of zeros, it shows no object at all; and no object whose entry is missing. So
-an index that does not fit is set aside, and another is written: it has the whole entries of the old one up to the first
-damaged one, and entries of the objects that follow in the data. Without a whole entry no index is written, and
-SeaweedFS makes one from all the data.
+each object in it, NAME.idx. SeaweedFS never calls fsync, so the end of either may be lost or zero. If an index has a
+part of an entry, or entries of zeros, SeaweedFS shows no object of the volume at all. An object without an entry is not
+shown either. So an index that does not fit is set aside, and a new index is written. It has the whole entries of the
+old index up to the first damaged entry, and entries of the objects that follow in the data. Without a whole entry no
+index is written, and SeaweedFS makes one from all the data.
 
 A hole of zeros in the data ends a search for objects, so the whole entries of the old index count more than the data.
 Zeros or a part of an object at the end of the data are no object: a new index would not have it either.

@@ -69,7 +69,7 @@ class StoreRecord:
 
     @staticmethod
     def read(path: Path) -> StoreRecord | None:
-        """Return the record, or None if it is missing or can not be read."""
+        """Return the record, or None if it is missing or cannot be read."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             process = document.get("process") if isinstance(document, dict) else None
@@ -181,7 +181,7 @@ def remove_sockets(ports: dict[str, int], *, data_folder: Path | None = None) ->
     own = [] if data_folder is None else [str(data_folder / name) for name in OWN_SOCKETS.values()]
     for path in (*socket_paths(ports), *own):
         if why := _remove(path):
-            _log.warning("object store: the socket %s can not be removed: %s; remove it as its owner", path, why)
+            _log.warning("object store: the socket %s cannot be removed: %s; remove it as its owner", path, why)
 
 
 def command(program: str, *, data_folder: Path, ports: dict[str, int], bucket: str) -> list[str]:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from clary.base.errors import ClaryError
+from clary.control.process_limits import raise_limits
 from clary.control.server.edge.handed_sockets import HandedSockets
 from clary.control.server.edge.listener import new_event_loop
 from clary.control.server.service import run_service
@@ -20,6 +21,7 @@ from clary.control.state_folder import NEW_DATABASE, NEW_KEYS, StateFolder
 def main() -> int:
     """Run the service until SIGTERM or SIGINT, which end its jobs, or HAND_OVER, which leaves them running."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    raise_limits()
     try:
         settings = load_settings()
         options = sys.argv[1:]

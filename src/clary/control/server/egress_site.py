@@ -1,6 +1,6 @@
 """The policy on targets that programs may reach, from the service's settings, environment and ports.
 
-Where: `service` makes the policy at its start; the proxy, the engine's outlets and the notes of `describe` share it,
+Where: `service` makes the policy at its start. Its users are the proxy, the engine's outlets, the notes of `describe`,
 and the client of public buckets, which `core` makes.
 """
 
@@ -80,5 +80,5 @@ def _places(url: str) -> set[tuple[Address, int]]:
     try:
         return {(plain(text), port) for text in addresses_of(parts.hostname, port)}
     except (OSError, UnicodeError) as error:
-        log.warning("%s can not be found, so programs are not kept from its address: %s", parts.hostname, error)
+        log.warning("%s cannot be resolved, so programs may reach its address: %s", parts.hostname, error)
         return set()

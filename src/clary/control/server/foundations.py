@@ -98,7 +98,7 @@ async def open_foundations(
     life = DatabaseLife(folder.root, keep=settings.num_backups, begins_anew=begins_anew)
     store = await Store.open(settings.resolved_database, life=life)
     stack.push_async_callback(store.close)
-    lease = await stack.enter_async_context(database_lease(store, owner, leave))
+    lease = await stack.enter_async_context(database_lease(store, owner, leave, jobs_go_on=lambda: leave.keeps_jobs))
     logs = LogStore(folder.logs, retention_days=settings.log_retention_days)
     stack.push_async_callback(logs.close)
     log_queries = QueryDesk(logs, clock)

@@ -20,13 +20,14 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
 from clary.base.errors import EngineError, Fault, StoreError
+from clary.control.background_tasks import FailureLog
 from clary.control.state_folder import StateFolder
 from clary.control.store.errors import StaleLease
 from clary.control.store.leases import Lease
@@ -59,7 +60,7 @@ class FolderOwner:
         self._write(f"{self.name}\n")
 
     def _write(self, text: str) -> None:
-        # One write at the start, then the cut: a kill in between leaves the names, and a rest that is no owner's name.
+        # One write at the start, then the truncation: a kill in between leaves the names and a rest of the old content.
         data = text.encode("utf-8", "surrogateescape")
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -127,7 +128,7 @@ class HeldLease:
     Args:
         owner: name of this process.
         leave: set when the lease is lost.
-        former_alive_at: last sign of life of the service before this one, if it did not end in order.
+        former_alive_at: last sign of life of the service before this one, if it did not end in order with its jobs.
     """
 
     def __init__(self, owner: str, leave: asyncio.Event, *, former_alive_at: datetime | None = None) -> None:
@@ -145,7 +146,9 @@ class HeldLease:
 
 
 @contextlib.asynccontextmanager
-async def database_lease(store: Store, owner: FolderOwner, leave: asyncio.Event) -> AsyncIterator[HeldLease]:
+async def database_lease(
+    store: Store, owner: FolderOwner, leave: asyncio.Event, *, jobs_go_on: Callable[[], bool] = lambda: False
+) -> AsyncIterator[HeldLease]:
     """Hold the database's service lease, and let the store write only under it.
 
     If the lease is lost, this service stops: another one manages the jobs.
@@ -154,6 +157,7 @@ async def database_lease(store: Store, owner: FolderOwner, leave: asyncio.Event)
         store: store of the database.
         owner: this process, the only one of its folder; it takes over the lease of the folder's last service at once.
         leave: set when the lease is lost.
+        jobs_go_on: returns at the end whether jobs outlive this service; the next one then learns when it ended.
     Raises: StoreError if another service renews the lease, which shows that it is alive.
     """
     owner.announce()
@@ -167,7 +171,7 @@ async def database_lease(store: Store, owner: FolderOwner, leave: asyncio.Event)
     finally:
         await cancel(task)
         with contextlib.suppress(StoreError):
-            await store.release_lease(lease)
+            await store.release_lease(lease, renewed_for_s=LEASE_TTL_S if jobs_go_on() else 0.0)
 
 
 async def _acquire(store: Store, owner: FolderOwner) -> Lease:
@@ -196,6 +200,7 @@ async def _renew(store: Store, lease: Lease, held: HeldLease) -> None:
     An unavailable database does not end this service: no other service can take the lease meanwhile, and the end of
     this one would stop every running job.
     """
+    failures = FailureLog(log)
     pause_s = LEASE_RENEWAL_S
     while True:
         await asyncio.sleep(pause_s)
@@ -205,9 +210,8 @@ async def _renew(store: Store, lease: Lease, held: HeldLease) -> None:
         except StaleLease as stale:
             held.lose(stale)
             return
-        except Exception as error:  # boundary: without renewals, another service would take the lease
-            defect = None if isinstance(error, StoreError) else error
-            log.warning("the lease of the database could not be renewed, trying again: %s", error, exc_info=defect)
+        except Exception as error:  # noqa: BLE001 - boundary: without renewals, another service would take the lease
+            failures.tell("the lease of the database could not be renewed, trying again", error)
             pause_s = min(LEASE_RETRY_S, LEASE_RENEWAL_S)
 
 

@@ -78,16 +78,16 @@ def choose_ports(settings: Settings, left: ServiceRecord | None, *, handed: Hand
 
 
 def require_free(settings: Settings, running: ServiceRecord | None) -> None:
-    """Check that the next service can listen on the ports that the running one does not use.
+    """Check that the next service can listen on its address, and on the ports that the running one does not use.
 
     Args:
         settings: settings of the next service.
         running: record of the service that runs.
-    Raises: EngineError naming a port that is taken.
+    Raises: EngineError naming a port that is taken; port 0 stands for an address at which none can be taken.
     """
     used = {_port_of(url) for url in (running.url, running.tls_url) if url} if running else set()
     with contextlib.ExitStack() as held:
-        for port in {settings.port, settings.tls_port} - used - {0}:
+        for port in {0, settings.port, settings.tls_port} - used:
             _take(held, settings.host, port, 0, HandedSockets())
 
 
@@ -112,6 +112,7 @@ def _take(held: contextlib.ExitStack, host: str, wanted: int, earlier: int, hand
     """Bind `wanted`; if 0, the earlier port, or a free port. The socket stays open until all ports are chosen."""
     if handed.has(host, wanted or earlier):
         return wanted or earlier
+    handed.close_port(wanted or earlier)
     listening = held.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if not wanted and earlier:
@@ -122,7 +123,7 @@ def _take(held: contextlib.ExitStack, host: str, wanted: int, earlier: int, hand
         listening.bind((host, wanted))
     except OSError as error:
         raise EngineError(
-            f"can not listen on {host}:{wanted}: {error.strerror}; stop the program that uses this port, "
+            f"cannot listen on {host}:{wanted}: {error.strerror}; stop the program that uses this port, "
             "or set port or tls_port",
             fault=Fault.USER,
         ) from error

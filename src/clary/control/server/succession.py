@@ -17,13 +17,14 @@ on in both cases.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import signal
 from pathlib import Path
 
 from clary.base.errors import ContractError, EngineError, Fault, StoreError
 from clary.base.processes import ProcessId
-from clary.control.full_disks import why_full
+from clary.control.full_disks import why_unwritable
 from clary.control.objects import weed_process
 from clary.control.scheduling.prices import load_prices
 from clary.control.scheduling.spot import load_schedule
@@ -34,6 +35,7 @@ from clary.control.state_folder import StateFolder
 
 SUCCEED = "--succeed="  # option of the server: PID:START of the service whose place it takes
 SUPERVISED = "--supervised"  # option of the server: it runs in the foreground of the program that started it
+TURN = "succession.lock"  # file in `run` that the service locks which takes another's place
 HAND_OVER = signal.SIGUSR1
 HAND_OVER_LIMIT_S = 30.0  # after this the old service is killed, which its jobs survive too
 
@@ -68,13 +70,25 @@ def succeed_option(process: ProcessId) -> str:
     return f"{SUCCEED}{process.pid}:{process.started}"
 
 
+def is_taken_over(folder: StateFolder) -> bool:
+    """Whether a service is about to take the place of the folder's service, or has just done so."""
+    try:
+        with (folder.root / "run" / TURN).open("rb") as turn:
+            fcntl.flock(turn, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no service has taken another's place here
+        return False
+    return False
+
+
 def check_start(settings: Settings) -> None:
     """Check for causes that would end the start of the next service, while the old one runs.
 
     Raises: ClaryError that names the cause.
     """
     folder = StateFolder(settings.home_folder)
-    if why := why_full(folder.root):
+    if why := why_unwritable(folder.root):
         raise StoreError(f"the next service would not start: {why}", fault=Fault.INFRASTRUCTURE, retryable=True)
     folder.load_secrets()
     load_prices(settings.prices_file)
@@ -92,18 +106,24 @@ def check_start(settings: Settings) -> None:
 def take_turn(predecessor: ProcessId, folder: StateFolder) -> HandedSockets:
     """Ask the old service to hand over, wait until it has ended, and return the sockets on which it listened.
 
-    A service that does not end in time is killed.
+    A service that does not end in time is killed. Until the sockets are closed, no other process can take the place:
+    of two, one would have the sockets and the other the folder, and neither could start.
 
-    Raises: EngineError if it can not be ended.
+    Raises: EngineError if another process takes the place, or the old service cannot be ended.
     """
+    turn = (folder.root / "run" / TURN).open("ab")
     try:
+        fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with SocketInbox(folder.root / "run") as inbox:
             if predecessor.end_by(HAND_OVER, timeout_s=HAND_OVER_LIMIT_S):
-                return inbox.receive()
+                return HandedSockets(inbox.receive(), turn=turn)
             log.warning("process %d has not left within %.0f s; it is killed", predecessor.pid, HAND_OVER_LIMIT_S)
             if predecessor.kill(timeout_s=HAND_OVER_LIMIT_S):
-                return inbox.receive()
+                return HandedSockets(inbox.receive(), turn=turn)
         why = "it does not end"
+    except BlockingIOError:
+        why = "another service takes its place already"
     except PermissionError:
         why = "it belongs to another user"
+    turn.close()
     raise EngineError(f"the service of process {predecessor.pid} could not be ended: {why}", fault=Fault.USER)

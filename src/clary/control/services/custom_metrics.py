@@ -189,7 +189,7 @@ def _single(metric: str, statistics: Mapping[str, float]) -> float:
     total = least * float(statistics["SampleCount"])
     if least != greatest or not math.isfinite(least) or not math.isclose(total, statistics["Sum"], rel_tol=1e-6):
         raise _invalid(
-            f"StatisticValues of the metric {metric} summarize different values, which can not be drawn "
+            f"StatisticValues of the metric {metric} summarize different values, which cannot be drawn "
             "as a curve: send Values."
         )
     return least

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from clary.base.errors import Fault, ObjectStoreError, StoreError, WireError
+from clary.base.errors import NOTHING_CHANGED, Fault, ObjectStoreError, StoreError, WireError
+from clary.control import effects
 from clary.control.services import (
     custom_metrics,
     ecr,
@@ -141,7 +142,18 @@ _OF_RULES = (
     ". What a rule of Debugger has found is told by DescribeTrainingJob, in DebugRuleEvaluationStatuses and "
     "ProfilerRuleEvaluationStatuses"
 )
-_RULE_OPERATIONS = frozenset({"DescribeProcessingJob", "StopProcessingJob"})
+# Handlers of Python's logging, such as watchtower's, create a group and a stream before they write.
+_OF_LOG_LINES = (
+    ": nobody writes to logs by request. Print the lines, or give them to a logging.StreamHandler: what a job's "
+    "processes print is in log group /aws/sagemaker/TrainingJobs"
+)
+_INSTEAD: Mapping[tuple[str, str], str] = {
+    ("sagemaker", "DescribeProcessingJob"): _OF_RULES,
+    ("sagemaker", "StopProcessingJob"): _OF_RULES,
+    ("logs", "CreateLogGroup"): _OF_LOG_LINES,
+    ("logs", "CreateLogStream"): _OF_LOG_LINES,
+    ("logs", "PutLogEvents"): _OF_LOG_LINES,
+}
 
 
 async def dispatch(service: str, operation: str, call: Call) -> Mapping[str, Any]:
@@ -160,28 +172,30 @@ async def dispatch(service: str, operation: str, call: Call) -> Mapping[str, Any
         if nothing is not None:
             return nothing
         instead = f": it offers {OFFERED[service]}" if service in OFFERED else ""
-        if operation in _RULE_OPERATIONS:
-            instead += _OF_RULES
+        instead += _INSTEAD.get((service, operation), "")
         raise WireError(
             "UnknownOperationException", f"{service}:{operation} is not supported by this service{instead}."
         )
     try:
-        return await handler(call)
+        with effects.watched() as made:
+            return await handler(call)
     except JobUnreadable as error:
         raise WireError("ValidationException", error.message) from error
     except JobNotFound as error:
         # Another call has deleted the job during this call, which is answered as if it had arrived later.
         raise WireError("ValidationException", training_jobs.NOT_FOUND) from error
     except ObjectStoreError as error:
-        raise _unavailable(error) from error
+        raise _unavailable(error, made) from error
     except StoreError as error:
         if error.fault is not Fault.INFRASTRUCTURE:
             raise
         # A full disk, or an unavailable database: the client receives the reason, and retries.
-        raise _unavailable(error) from error
+        raise _unavailable(error, made) from error
 
 
-def _unavailable(error: ObjectStoreError | StoreError) -> WireError:
+def _unavailable(error: ObjectStoreError | StoreError, made: effects.Effects) -> WireError:
     told = WireError("ServiceUnavailable", error.message, http_status=HTTPStatus.SERVICE_UNAVAILABLE)
     told.details.update(error.details)
+    if made.are_any:
+        told.details.pop(NOTHING_CHANGED, None)  # true of what failed, but not of the whole request
     return told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clary.control import effects
 from clary.control.jobs import events
 from clary.control.jobs.training_job import EndCause, TrainingJob
 from clary.control.services.call import Services
@@ -17,6 +18,7 @@ async def stop_job(services: Services, job: TrainingJob) -> TrainingJob | None:
 
 async def forget_files(services: Services, name: str) -> None:
     """Remove a job's files outside of the database: log, work folders, traces of profiles, rehearsals."""
+    effects.note()
     await services.logs.delete_streams(f"{name}/")
     await services.work_folders.forget(name)
     await services.profiles.forget(name)

@@ -37,7 +37,7 @@ def describe(
         prices: prices of hosts; spot prices make billable time shorter than training time.
         settings: contain the interval of measurements that applies if neither request nor plan has one.
         now: end of time spans that have not ended, such as the wait of a warm pool.
-        pending_reason: why the job waits now; replaces the stored message, which may be older.
+        pending_reason: why the job waits now; replaces that part of the stored message, which may be older.
     """
     job = readable(job)
     description: dict[str, Any] = {
@@ -128,6 +128,8 @@ def _profiler(job: TrainingJob, settings: Settings) -> dict[str, Any]:
 
 
 def _transitions(job: TrainingJob, pending_reason: str) -> list[dict[str, Any]]:
+    if pending_reason and job.past_attempts:  # as `attempts.wait` stores it: why the last attempt ended stays known
+        pending_reason = f"{job.past_attempts[-1].reason}; {pending_reason}"
     rows = []
     for index, row in enumerate(job.transitions):
         is_last = index == len(job.transitions) - 1

@@ -162,8 +162,8 @@ async def _put_metrics(call: Call, job: TrainingJob, namespace: str) -> list[dic
 def _read_name(stored: str) -> tuple[str, list[dict[str, str]]]:
     """Return the metric and the dimensions in a name that `custom_metrics.stored_name` made, without its namespace.
 
-    Brackets without an equals sign are part of the metric's name, and a text without one is part of a value. Of a value
-    that itself contains `, name=`, the rest is taken for a dimension.
+    Brackets without an equals sign are part of the metric's name, and a text without one is part of a value. If a value
+    itself contains `, name=`, the text from there on is taken for another dimension.
     """
     start = stored.rfind(" [") if stored.endswith("]") else -1
     while start > 0 and "=" not in stored[start:].partition(", ")[0]:

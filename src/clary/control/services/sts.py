@@ -75,7 +75,7 @@ def _make_key(call: Call, default_s: int, *, holder: str = "") -> dict[str, Any]
         if call.params.get(name):
             raise WireError(
                 "ValidationError",
-                f"{name} is not supported: a temporary key opens what the owner's key opens; leave {name} out.",
+                f"{name} is not supported: a temporary key permits all that the owner's key permits; leave {name} out.",
             )
     expires_at = call.services.clock.now() + timedelta(seconds=call.params.get("DurationSeconds", default_s))
     key = call.services.temporary_keys.make(expires_at, holder=holder)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from clary.base.errors import NOTHING_CHANGED, Fault, StoreError
@@ -50,7 +50,7 @@ _WAYS_OUT = {
 def parse_url(database_url: str | Path) -> URL:
     """Return the URL with its driver filled in; a path, of any characters, is the file of a SQLite database.
 
-    Raises: StoreError for text that is no URL, an in-memory SQLite, or another kind of database.
+    Raises: StoreError for text that is not a URL, an in-memory SQLite, or another kind of database.
     """
     if isinstance(database_url, Path):
         return URL.create("sqlite+pysqlite", database=str(database_url))
@@ -109,7 +109,9 @@ def describe_failure(doing: str, error: SQLAlchemyError, *, nothing_changed: boo
         nothing_changed: whether the database certainly has nothing of it, so that it may be repeated.
     """
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-    state = getattr(cause, "sqlstate", "")  # of PostgreSQL; None without a connection
+    state = getattr(cause, "sqlstate", "")  # of PostgreSQL; None without a connection, and where the driver refuses
+    if state is None and not isinstance(error, OperationalError | InterfaceError):
+        state = ""
     retryable = isinstance(error, OperationalError | PoolTimeoutError) or state in _WAYS_OUT
     words = " ".join(str(cause).split())
     if state in _WAYS_OUT:

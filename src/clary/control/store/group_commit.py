@@ -30,6 +30,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from clary.base.errors import NOTHING_CHANGED, Fault, StoreError
+from clary.control import effects
 from clary.control.store.database import describe_failure, has_no_room, may_repeat
 
 T = TypeVar("T")
@@ -160,7 +161,9 @@ class GroupCommitWriter:
         limit = asyncio.timeout(timeout_s)
         try:
             async with limit:
-                return await pending.future
+                value = await pending.future
+            effects.note()
+            return value
         except TimeoutError as error:
             if not limit.expired():  # the operation's own error
                 raise

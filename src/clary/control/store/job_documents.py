@@ -61,7 +61,7 @@ def row_of(job: TrainingJob) -> dict[str, Any]:
 
 def job_of(document: str) -> TrainingJob:
     """Return the job in a document. Raises: one of `damage.DAMAGE` for a damaged document."""
-    document.encode()  # bytes that are no UTF-8 were read as lone surrogates, which JSON would accept
+    document.encode()  # bytes that are not UTF-8 were read as lone surrogates, which JSON would accept
     return from_plain(TrainingJob, json.loads(document))
 
 

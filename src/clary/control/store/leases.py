@@ -27,6 +27,7 @@ _CLOCKS = {
 # made once, because every transaction of a service runs it
 _HOLD = select(leases).where(leases.c.name == bindparam("lease_name")).with_for_update(read=True)
 _RELEASED_AT = 0  # an end in the past, so that any service may take the lease
+_NOBODY = ""  # owner of a lease that was released while its work goes on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class Lease:
     owner: str
     token: int  # larger than the token of every earlier holder
     expires_at: datetime
-    # when its former holder took or renewed it last; None for the first lease, and if the former holder released it
+    # when its former holder took or renewed it last; None for the first lease, and if the former holder's work ended
     former_renewed_at: datetime | None = None
 
 
@@ -88,7 +89,7 @@ def acquire(
     if row is None:
         return _grant_first(connection, name, owner=owner, expires_at=expires_at)
     is_readable = isinstance(row.token, int) and isinstance(row.expires_at, int)
-    if is_readable and row.owner not in (owner, *ended) and row.expires_at > now:
+    if is_readable and row.owner not in (_NOBODY, owner, *ended) and row.expires_at > now:
         return None
     # An unreadable stored token is replaced by the current time, which is larger than any earlier token.
     token = row.token + 1 if isinstance(row.token, int) else now
@@ -118,11 +119,18 @@ def renew(connection: Connection, lease: Lease, *, ttl_s: float) -> Lease:
     return Lease(name=lease.name, owner=lease.owner, token=lease.token, expires_at=from_microseconds(expires_at))
 
 
-def release(connection: Connection, lease: Lease) -> None:
-    """Release a lease; does nothing if another owner has taken it. The row stays, so that tokens keep growing."""
-    connection.execute(
-        update(leases).where(leases.c.name == lease.name, leases.c.token == lease.token).values(expires_at=_RELEASED_AT)
-    )
+def release(connection: Connection, lease: Lease, *, renewed_for_s: float = 0.0) -> None:
+    """Release a lease; does nothing if another owner has taken it. The row stays, so that tokens keep growing.
+
+    Args:
+        connection: connection in a transaction that the caller commits.
+        lease: as last returned.
+        renewed_for_s: `ttl_s` of a last renewal, of which the next holder learns because the work goes on; 0: it ends.
+    """
+    values: dict[str, int | str] = {"expires_at": _RELEASED_AT}
+    if renewed_for_s:
+        values = {"expires_at": _database_now(connection) + _microseconds(renewed_for_s), "owner": _NOBODY}
+    connection.execute(update(leases).where(leases.c.name == lease.name, leases.c.token == lease.token).values(values))
 
 
 def require_current(connection: Connection, lease: Lease) -> None:

@@ -406,9 +406,17 @@ class Store:
         """
         return await self._writer.run(lambda connection: leases.renew(connection, lease, ttl_s=ttl_s))
 
-    async def release_lease(self, lease: Lease) -> None:
-        """Release a lease; does nothing if another owner has taken it."""
-        await self._writer.run(lambda connection: leases.release(connection, lease), is_fenced=False)
+    async def release_lease(self, lease: Lease, *, renewed_for_s: float = 0.0) -> None:
+        """Release a lease; does nothing if another owner has taken it.
+
+        Args:
+            lease: as last returned.
+            renewed_for_s: `ttl_s` of a last renewal, of which the next holder learns because the work goes on; 0: it
+                ends.
+        """
+        await self._writer.run(
+            lambda connection: leases.release(connection, lease, renewed_for_s=renewed_for_s), is_fenced=False
+        )
 
     async def _read(self, question: Callable[[Connection], T]) -> T:
         """Run a query; if it meets unreadable rows, set them aside and run it again."""

@@ -114,7 +114,7 @@ def _from_protocol(memory: Any, name: str, dtype: Dtype | None) -> Buffer:
         kind = _dtype_of(view, name, dtype)
     num_bytes, element_bytes = view.nbytes, ELEMENT_BYTES[kind]
     if num_bytes % element_bytes:
-        raise ValueError(f"{name} has {num_bytes} bytes, which is no whole number of {_word(kind)} elements")
+        raise ValueError(f"{name} has {num_bytes} bytes, which is not a whole number of {_word(kind)} elements")
     return Buffer(_address_of(view), num_bytes // element_bytes, kind, not view.readonly, view)
 
 

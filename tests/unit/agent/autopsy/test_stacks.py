@@ -98,7 +98,7 @@ def test_the_message_names_the_innermost_cause_of_a_failure():
     words = "Error: Failed to get stack traces\n\nCaused by:\n    0: outer\n    1: inner\n\nStack backtrace:\n   0: x\n"
     assert stacks.why_not(words) == "py-spy: 1: inner"
     assert stacks.why_not("Error: Failed to find python version from target process\n") == "no Python runs in it"
-    assert stacks.why_not("") == "py-spy failed without a word"
+    assert stacks.why_not("") == "py-spy failed without a message"
 
 
 def fake_py_spy(tmp_path, body):

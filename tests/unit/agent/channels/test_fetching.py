@@ -178,7 +178,7 @@ def test_manifests_of_another_shape_are_refused(store, tree, entries):
 def test_manifest_that_is_no_json_or_not_there_is_refused(store, tree):
     store.put_bytes("b", "m/list.manifest", b"{")
     channel = make_channel("s3://b/m/list.manifest", s3_data_type="ManifestFile")
-    assert "no JSON" in refusal(channel, store, tree)
+    assert "not JSON" in refusal(channel, store, tree)
     store.delete("b", "m/list.manifest")
     assert "404" in refusal(channel, store, tree)
 

@@ -61,7 +61,7 @@ def test_a_renamed_file_is_not_reported(held: HeldFiles, tmp_path: Path, keep: s
     assert held.replaced() == {}
     put(tmp_path, "three")
     (tmp_path / "b").unlink()
-    assert list(held.replaced()) == ["a"], "now it can not come back"
+    assert list(held.replaced()) == ["a"], "now it cannot come back"
 
 
 def test_only_regular_files_are_kept_open_up_to_the_descriptor_limit(tmp_path: Path) -> None:

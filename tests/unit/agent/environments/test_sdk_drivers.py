@@ -75,7 +75,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
 
 def test_a_script_that_ends_without_pip_is_told_of(machine: FakeMachine) -> None:
     (note,) = machine.trainer_notes(PLAIN)
-    assert note.startswith("sm_train.sh of the SDK ends at once, without a word, because PATH has no pip")
+    assert note.startswith("sm_train.sh of the SDK ends at once, without a message, because PATH has no pip")
     assert note.endswith(f"else uv pip install --python {machine.python} pip")
     machine.put("pip3")
     assert machine.trainer_notes(PLAIN) == ()
@@ -154,6 +154,25 @@ def test_ranks_of_remote_functions_on_a_share_of_the_machines_processors(
     assert told(num_cpus=2) == ()
 
 
+@pytest.mark.parametrize("words", [(), DEPENDENCIES])
+def test_mpirun_of_remote_functions_names_what_its_driver_needs(machine: FakeMachine, words: tuple[str, ...]) -> None:
+    told: Callable[[str], tuple[str, ...]] = lambda distribution: machine.notes(  # noqa: E731
+        "sagemaker_remote_function_bootstrap",
+        command=("bash", "job_driver.sh", "--distribution", distribution, "--user_nproc_per_node", "2", *words),
+    )
+    machine.find("pip")
+    modules, mpirun, sshd = told("mpirun")
+    until = " unless the job's requirements bring them" if words else ""
+    assert modules.startswith(f"@remote's MPI driver will fail{until}: {machine.python} has no paramiko and no mpi4py")
+    assert "PATH has no mpirun" in mpirun
+    assert f"it starts {machine.sshd} even on one host" in sshd
+    assert told("torchrun") == ()
+    machine.put("mpirun")
+    machine.sshd.touch()
+    machine.find("pip", "paramiko", "mpi4py")
+    assert told("mpirun") == ()
+
+
 def test_other_jobs_are_not_looked_at(machine: FakeMachine) -> None:
     (machine.tree.channel("sm_drivers") / "sm_train.sh").write_text(MPI)
     assert machine.notes("sm_drivers", command=None) == ()
@@ -185,3 +204,8 @@ def test_the_words_are_those_of_the_sdks(sdk: str) -> None:
     for words in (sdk_drivers.REMOTE_CHANNEL, sdk_drivers._DEPENDENCIES, sdk_drivers._RANKS, sdk_drivers._CONDA):
         assert json.dumps(words) in remote, words
     assert '["--distribution", "torchrun"]' in remote
+    assert '["--distribution", "mpirun"]' in remote
+    scripts = folder / ("core" if sdk == "sdk3" else "") / "remote_function" / "runtime_environment"
+    driver = (scripts / "mpi_utils_remote.py").read_text()
+    assert "import paramiko" in driver
+    assert '"/usr/sbin/sshd"' in driver

@@ -214,7 +214,7 @@ def test_an_unreadable_lease_is_gone_only_by_order_and_once_no_process_of_it_is_
     world.table.obey([replace(ORDER, wish=Wish.END)])
     [report] = world.table.reports()
     assert report.phase is LeasePhase.GONE
-    assert report.why.startswith("it was ended by the service; its files can not be used: [Errno 5] Input/output error")
+    assert report.why.startswith("it was ended by the service; its files cannot be used: [Errno 5] Input/output error")
     world.table.obey([])
     assert world.table.reports() == ()
 

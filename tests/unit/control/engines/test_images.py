@@ -23,7 +23,7 @@ class FakeProbe:
 
     def modules(self, python):
         if python not in self._modules:
-            raise EngineError(f"{python} can not be run")
+            raise EngineError(f"{python} cannot be run")
         return self._modules[python]
 
     def install_command(self, *packages):
@@ -121,13 +121,13 @@ def test_a_mapping_to_a_failing_default_environment_gets_the_same_message():
         (Settings(), TORCH, ""),
         (Settings(), {"/py/plain": {}}, "to have one, run: /py/plain -m pip install torch numpy"),
         (Settings(default_python="/py/plain"), {"/py/plain": {}}, "names /py/plain, which has no torch"),
-        (Settings(default_python="/gone"), TORCH, "setting default_python: /gone can not be run"),
+        (Settings(default_python="/gone"), TORCH, "setting default_python: /gone cannot be run"),
         (
             Settings(environments={"default": "/py/plain"}),
             {"/py/plain": {}},
             "setting environments.default names /py/plain, which has no torch",
         ),
-        (Settings(environments={"default": "/gone"}), TORCH, "setting environments.default: /gone can not be run"),
+        (Settings(environments={"default": "/gone"}), TORCH, "setting environments.default: /gone cannot be run"),
     ],
 )
 def test_the_reason_why_the_default_environment_fails_is_one_sentence(settings, modules, expected):
@@ -160,7 +160,7 @@ def test_pattern_without_its_environment_is_refused():
 
 def test_interpreter_that_does_not_run_is_refused_as_a_mistake_of_the_settings():
     settings = Settings(images={"a:*": "e"}, environments={"e": "/nowhere"})
-    with pytest.raises(WireError, match="/nowhere can not be run"):
+    with pytest.raises(WireError, match="/nowhere cannot be run"):
         resolve("a:b", settings, FakeProbe(TORCH))
 
 

@@ -158,7 +158,7 @@ CASES = [
     ({"OutputDataConfig": {"S3OutputPath": "s3://b@h/x"}}, "OutputDataConfig.S3OutputPath must be s3://bucket/prefix"),
     (
         {"CheckpointConfig": {"S3Uri": "s3://b/c", "LocalPath": "/opt/ml/../../proc/self"}},
-        "CheckpointConfig.LocalPath '/opt/ml/../../proc/self' cannot be used: the host needs what is there",
+        "CheckpointConfig.LocalPath '/opt/ml/../../proc/self' cannot be used: the host itself uses this folder",
     ),
     (
         {**algorithm(), "HyperParameters": {"sagemaker_program": "t.py", "sagemaker_submit_directory": '"/etc"'}},
@@ -239,7 +239,7 @@ WARNINGS = [
                 }
             ]
         },
-        "rule Loss: email can not be sent from here",
+        "rule Loss: email cannot be sent from here",
     ),
     ({"InputDataConfig": [channel(InputMode="FastFile")]}, "channel train: FastFile is fetched whole before the start"),
     (

@@ -88,14 +88,16 @@ async def test_a_job_on_an_engine_that_kills_no_host_has_no_time_of_a_kill_in_it
 
 
 async def test_a_job_that_could_want_gpus_waits_until_new_nodes_have_told_theirs(plane, engine):
-    unsure = replace(engine.kinds[0], name="new", num_nodes=1, num_free=0, why_unsure="box9 has not told its GPUs yet")
+    unsure = replace(
+        engine.kinds[0], name="new", num_nodes=1, num_free=0, why_unsure="box9 has not reported its GPUs yet"
+    )
     engine.kinds[:] = [unsure]
     gpus = {"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 1, "VolumeSizeInGB": 1}
     await plane.create("train", ResourceConfig=gpus)
     await plane.create("plain")
     await plane.passes(2)
-    assert messages(await plane.describe("train"))[-1] == "waits for slurm: box9 has not told its GPUs yet"
-    assert messages(await plane.describe("plain"))[-1] == "waits for slurm: box9 has not told its GPUs yet"
+    assert messages(await plane.describe("train"))[-1] == "waits for slurm: box9 has not reported its GPUs yet"
+    assert messages(await plane.describe("plain"))[-1] == "waits for slurm: box9 has not reported its GPUs yet"
     assert engine.asked == {}
     engine.kinds[:] = [replace(unsure, why_unsure="", name="gpu", num_gpus=8)]
     await plane.passes(2)
@@ -458,6 +460,7 @@ async def test_a_signal_that_an_agent_reports_first_gets_the_engine_s_reason(pla
     (past,) = job.past_attempts
     assert past.reason == "algo-2: its capacity is taken back (Slurm job 4711 was cancelled by alice)"
     assert job.transitions[-1].message.startswith(past.reason)
+    assert messages(await plane.describe("job"))[-1].startswith(f"{past.reason}; "), "also while the job waits"
 
 
 async def test_hosts_are_released_without_a_reason_of_the_engine_after_a_moment(plane, engine):

@@ -253,7 +253,8 @@ async def test_a_fall_of_spot_capacity_reclaims_the_newest_job_until_the_capacit
     await plane.passes(3)
     waiting = await plane.describe("newer")
     message = waiting["SecondaryStatusTransitions"][-1]["StatusMessage"]
-    assert message == "Needs 1 host of spot capacity; 0 of 1 are free: older holds 1."
+    assert message.startswith("spot capacity went down to 1 host and jobs hold 2")
+    assert message.endswith("; Needs 1 host of spot capacity; 0 of 1 are free: older holds 1.")
     plane.market.set_capacity(None)
     await plane.passes()
     assert (await plane.job("newer")).attempt == 2

@@ -96,7 +96,7 @@ def test_a_user_s_own_file_overrides_prices_type_by_type(tmp_path):
 
 
 def test_a_file_that_can_not_be_read_is_named_with_its_setting(tmp_path):
-    with pytest.raises(ContractError, match=r"none.json: can not be read: .*setting prices_file"):
+    with pytest.raises(ContractError, match=r"none.json: cannot be read: .*setting prices_file"):
         load_prices(str(tmp_path / "none.json"))
 
 

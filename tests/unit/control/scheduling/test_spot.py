@@ -120,7 +120,7 @@ def test_a_schedule_file_is_read_with_its_scale_and_an_unreadable_one_is_named(t
     path.write_bytes(b"0 2\n\xff\n")
     with pytest.raises(ContractError, match="expected UTF-8, got byte 0xff at offset 4"):
         load_schedule(path)
-    with pytest.raises(ContractError, match=r"none\.txt: can not be read: .*setting spot_schedule_file"):
+    with pytest.raises(ContractError, match=r"none\.txt: cannot be read: .*setting spot_schedule_file"):
         load_schedule(tmp_path / "none.txt")
 
 

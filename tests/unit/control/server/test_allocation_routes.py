@@ -115,6 +115,9 @@ async def test_capacity_names_the_kinds_of_nodes_or_this_machine():
     assert page["remarks"][0] == (
         "Slurm does not answer: squeue: Unable to contact slurm controller; the nodes are those of its last answer"
     )
+    cluster.kinds = []
+    page = document(await FewParts(cluster=cluster).handle(request("/clary/v1/capacity")))
+    assert page["remarks"][0] == "Slurm does not answer: squeue: Unable to contact slurm controller"
     facts = {"num_cpus": 8, "memory_bytes": 1 << 34, "num_gpus": 1, "max_hosts": 4, "hosts_held": 3}
     machine = SimpleNamespace(facts=lambda: facts)
     page = document(await FewParts(machine=machine).handle(request("/clary/v1/capacity")))

@@ -113,6 +113,22 @@ async def test_the_lease_is_held_and_released(store, owner):
     assert await store.acquire_lease(LEASE_NAME, "stranger", 1.0) is not None
 
 
+async def test_a_service_that_leaves_its_jobs_running_tells_when_and_releases_its_lease(store, owner):
+    began = datetime.now(UTC)
+    async with database_lease(store, owner, asyncio.Event(), jobs_go_on=lambda: True):
+        pass
+    lease = await store.acquire_lease(LEASE_NAME, "stranger", ownership.LEASE_TTL_S)
+    assert lease is not None, "also a service on another folder need not wait"
+    assert abs((lease.former_renewed_at - began).total_seconds()) < 5
+
+
+async def test_a_service_that_ends_with_its_jobs_leaves_no_sign(store, owner):
+    async with database_lease(store, owner, asyncio.Event()):
+        pass
+    lease = await store.acquire_lease(LEASE_NAME, "stranger", ownership.LEASE_TTL_S)
+    assert lease.former_renewed_at is None
+
+
 async def test_a_database_whose_lease_another_service_keeps_is_refused_at_the_deadline(store, owner, monkeypatch):
     monkeypatch.setattr(ownership, "LEASE_TTL_S", 0.0)
     monkeypatch.setattr(ownership, "LEASE_RENEWAL_S", -1.0)
@@ -225,6 +241,23 @@ async def test_a_database_that_fails_for_a_while_costs_no_service_its_lease(stor
             while "renewed" not in outcomes:
                 await asyncio.sleep(0.01)
         assert not leave.is_set()
+
+
+async def test_a_database_that_stays_away_takes_one_line_of_the_log(store, owner, monkeypatch, caplog):
+    """Renewals are tried again each second."""
+    monkeypatch.setattr(ownership, "LEASE_RENEWAL_S", 0.001)
+    tries = []
+
+    async def fail(lease, ttl_s):
+        tries.append(lease)
+        raise StoreError("the server is away", retryable=True)
+
+    monkeypatch.setattr(store, "renew_lease", fail)
+    async with database_lease(store, owner, asyncio.Event()), asyncio.timeout(30):
+        while len(tries) < 10:
+            await asyncio.sleep(0.001)
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["the lease of the database could not be renewed, trying again: the server is away"]
 
 
 async def test_cancel_waits_until_the_task_has_ended():

@@ -5,7 +5,8 @@ import socket
 import pytest
 
 from clary.base.errors import EngineError, Fault
-from clary.control.server.ports import Ports, choose_ports
+from clary.control.server.edge.handed_sockets import HandedSockets
+from clary.control.server.ports import Ports, choose_ports, require_free
 from clary.control.settings import Settings
 from clary.control.state_folder import ServiceRecord
 
@@ -65,14 +66,14 @@ def test_a_set_port_wins_over_the_earlier_one(free_port):
 @pytest.mark.parametrize("name", ["port", "tls_port"])
 def test_a_set_port_that_is_in_use_is_refused_with_advice(taken_port, name):
     with pytest.raises(
-        EngineError, match=rf"can not listen on 127\.0\.0\.1:{taken_port}: .*in use; .*tls_port"
+        EngineError, match=rf"cannot listen on 127\.0\.0\.1:{taken_port}: .*in use; .*tls_port"
     ) as error:
         choose_ports(Settings(**{"port": 0, "tls_port": 0, name: taken_port}), None)
     assert error.value.fault is Fault.USER
 
 
 def test_an_address_that_is_not_of_this_machine_is_refused():
-    with pytest.raises(EngineError, match="can not listen on 192"):
+    with pytest.raises(EngineError, match="cannot listen on 192"):
         choose_ports(Settings(host="192.0.2.1", port=0, tls_port=0), None)
 
 
@@ -80,3 +81,20 @@ def test_addresses_of_version_6_are_bracketed_in_urls():
     urls = Ports(api=1, tls=2, proxy=3).urls(Settings(host="::1"))
     assert (urls.api, urls.tls, urls.proxy) == ("http://[::1]:1", "https://localhost:2", "http://[::1]:3")
     assert Ports(api=1, tls=None, proxy=None).urls(Settings()).tls == ""
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
+@pytest.mark.parametrize("is_set", [True, False])
+def test_ports_of_handed_sockets_are_kept_also_at_another_address(host, is_set):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        handed = HandedSockets([listening])
+        settings = Settings(host=host, port=port if is_set else 0, tls_port=0)
+        assert choose_ports(settings, left(port), handed=handed).api == port
+        assert handed.has(host, port) == (host != "0.0.0.0")
+
+
+def test_an_address_of_another_machine_is_told_while_the_former_service_runs(taken_port):
+    require_free(Settings(port=taken_port, tls_port=0), left(taken_port))
+    with pytest.raises(EngineError, match="cannot listen on 192"):
+        require_free(Settings(host="192.0.2.1", port=taken_port, tls_port=0), left(taken_port))

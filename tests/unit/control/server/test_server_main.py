@@ -15,7 +15,7 @@ from clary.control.server import __main__ as server
         ),
         (
             {"CLARY_PRICES_FILE": "/nowhere/prices.json"},
-            "clary: /nowhere/prices.json: can not be read: No such file or directory (setting prices_file)",
+            "clary: /nowhere/prices.json: cannot be read: No such file or directory (setting prices_file)",
         ),
     ],
 )

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from clary.base.errors import WireError
+from clary.base.errors import NOTHING_CHANGED, Fault, StoreError, WireError
 from clary.control.jobs.training_job import FinalMetric
 from clary.control.permissions.grants import Grants
 from clary.control.services import custom_metrics
@@ -350,3 +350,26 @@ async def test_more_metrics_than_one_response_of_curves_has_are_listed(plane):
     await put(plane, *({"MetricName": f"m{number}", "Value": 1.0} for number in range(150)))
     await put(plane, {"Value": 1.0}, namespace="MyXApp")
     assert len((await call(plane, "ListMetrics", Namespace="My/App"))["Metrics"]) == 150
+
+
+async def test_a_refusal_after_a_part_was_stored_does_not_let_the_same_request_in_again(plane, monkeypatch):
+    """A client that may send the same bytes again would store the values of the first job twice."""
+    add = plane.services.store.add_metrics
+    refusals = {
+        "job": None,
+        "other": StoreError("no room", details={NOTHING_CHANGED: True}, fault=Fault.INFRASTRUCTURE),
+    }
+
+    async def refuse(name, values):
+        if (refused := refusals[name]) is not None:
+            raise refused
+        await add(name, values)
+
+    monkeypatch.setattr(plane.services.store, "add_metrics", refuse)
+    of_job, of_other = {"Value": 1.0, "Dimensions": JOB}, {"Value": 2.0, "Dimensions": [{**JOB[0], "Value": "other"}]}
+    with pytest.raises(WireError, match="no room") as refused:
+        await put(plane, of_job, of_other, grants=None)
+    assert NOTHING_CHANGED not in refused.value.details
+    with pytest.raises(WireError, match="no room") as refused:
+        await put(plane, of_other, grants=None)
+    assert refused.value.details[NOTHING_CHANGED]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from clary.base.errors import NOTHING_CHANGED, ObjectStoreError, WireError
+from clary.base.errors import NOTHING_CHANGED, Fault, ObjectStoreError, StoreError, WireError
 from clary.control.services.call import Call
 from clary.control.services.dispatch import dispatch
 from clary.control.store.job_documents import job_of, row_of
@@ -57,7 +57,7 @@ async def test_a_bucket_that_can_not_be_created_refuses_the_job(plane):
     plane.objects.missing = {"Results"}
     code, message = await refusal(plane.create(OutputDataConfig={"S3OutputPath": "s3://Results/out"}))
     assert code == "ValidationException"
-    assert message.startswith("Bucket 'Results', which the job is to write to, does not exist and can not be made: the")
+    assert message.startswith("Bucket 'Results', which the job is to write to, does not exist and cannot be made: the")
     assert "answered 400" in message
     assert await plane.store.get_job("job") is None
 
@@ -67,7 +67,7 @@ async def test_an_invalid_bucket_name_is_not_queried(plane, bucket, monkeypatch)
     monkeypatch.setattr(plane.objects, "has_bucket", None)
     code, message = await refusal(plane.create(OutputDataConfig={"S3OutputPath": f"s3://{bucket}/out"}))
     assert code == "ValidationException"
-    assert message.endswith("can not exist: that is not a valid bucket name.")
+    assert message.endswith("cannot exist: that is not a valid bucket name.")
 
 
 PROFILED = {"S3OutputPath": "s3://profiles/p"}
@@ -120,6 +120,18 @@ async def test_a_store_that_does_not_answer_is_not_blamed_on_the_request(plane, 
     assert (refused.value.code, refused.value.message) == ("ServiceUnavailable", "no answer")
     # Otherwise a client that repeats the request at once gets a Throttling instead of the reason.
     assert refused.value.details[NOTHING_CHANGED]
+
+
+async def test_a_refusal_after_a_bucket_was_made_does_not_say_that_nothing_changed(plane, monkeypatch):
+    async def full(*_arguments, **_options):
+        raise StoreError("no room", fault=Fault.INFRASTRUCTURE, details={NOTHING_CHANGED: True})
+
+    plane.objects.missing = {"bucket"}
+    monkeypatch.setattr(plane.services.hub, "create", full)
+    for is_made in (True, False):
+        with pytest.raises(WireError, match="no room") as refused:
+            await plane.create()
+        assert (NOTHING_CHANGED in refused.value.details) != is_made
 
 
 def metrics(*regexes):
@@ -243,7 +255,7 @@ async def test_an_update_warns_like_create_and_removes_warnings_that_it_fixes(pl
     assert sentence.startswith("profiler rule r: there is no profiler rule 'Nope'")
     window = {"ProfilingParameters": {"DetailedProfilingConfig": "garbage"}}
     await update(plane, ProfilerConfig=window)
-    assert any("'garbage' can not be read" in warning for warning in (await plane.job()).warnings)
+    assert any("'garbage' cannot be read" in warning for warning in (await plane.job()).warnings)
     await update(plane, ProfilerRuleConfigurations=[{**rule, "RuleParameters": {"rule_to_invoke": "Dataloader"}}])
     await update(plane, ProfilerConfig={"ProfilingParameters": {}})
     assert (await plane.job()).warnings == ()

@@ -362,7 +362,7 @@ async def test_an_ended_job_without_a_warm_pool_cannot_be_updated(plane):
     call = plane.call("sagemaker", "UpdateTrainingJob", TrainingJobName="job", ResourceConfig=keep_alive)
     code, message = await refusal(call)
     assert code == "ValidationException"
-    assert message.startswith("KeepAlivePeriodInSeconds can not be updated: training job job has no warm pool.")
+    assert message.startswith("KeepAlivePeriodInSeconds cannot be updated: training job job has no warm pool.")
 
 
 async def test_a_running_job_cannot_be_deleted(plane):
@@ -522,6 +522,24 @@ async def test_who_asks_for_the_processing_job_of_a_rule_reads_where_its_result_
     assert code == "UnknownOperationException"
     assert message.startswith(f"sagemaker:{operation} is not supported by this service: it offers training jobs")
     assert "DescribeTrainingJob, in DebugRuleEvaluationStatuses and ProfilerRuleEvaluationStatuses" in message
+
+
+@pytest.mark.parametrize(
+    ("operation", "members"),
+    [
+        ("CreateLogGroup", {"logGroupName": "mine"}),
+        ("CreateLogStream", {"logGroupName": "mine", "logStreamName": "s"}),
+        (
+            "PutLogEvents",
+            {"logGroupName": "mine", "logStreamName": "s", "logEvents": [{"timestamp": 1, "message": "m"}]},
+        ),
+    ],
+)
+async def test_who_writes_to_logs_by_request_reads_that_printed_lines_are_kept(plane, operation, members):
+    code, message = await refusal(plane.call("logs", operation, **members))
+    assert code == "UnknownOperationException"
+    assert message.startswith(f"logs:{operation} is not supported by this service: nobody writes to logs by request.")
+    assert "Print the lines" in message
 
 
 def test_every_listed_operation_exists_in_its_service_s_model():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from sqlalchemy.exc import InternalError, OperationalError
+from sqlalchemy.exc import DataError, InternalError, OperationalError
 
 from clary.control.store import database
 
@@ -67,3 +67,11 @@ def test_failures_of_the_server_are_passing_and_say_what_its_administrator_does(
     assert said.retryable
     assert f"{failure.orig}; " in said.message
     assert words in said.message
+
+
+def test_a_value_that_the_driver_refuses_is_not_blamed_on_the_server():
+    """The driver's own refusals have no state either, but the server has not seen them."""
+    failure = DataError("INSERT", {}, psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes"))
+    said = database.describe_failure("a write was refused", failure)
+    assert not said.retryable
+    assert said.message.endswith("NUL (0x00) bytes")

@@ -52,7 +52,7 @@ def test_patterns_with_catastrophic_backtracking_are_left_out(pattern):
 @pytest.mark.parametrize("pattern", ["(", "[a", "a{2,1}", r"\p{NoSuchProperty}", "*a"])
 def test_patterns_that_python_can_not_express_are_left_out(pattern):
     assert compile_pattern(pattern) is None
-    assert skipped_patterns[pattern].startswith("Python can not say it")
+    assert skipped_patterns[pattern].startswith("Python cannot say it")
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_none_is_dropped_at_every_depth_and_other_false_values_are_kept():
 def test_invalid_results_of_our_handlers_name_operation_and_member(result, words):
     with pytest.raises(ContractError) as caught:
         serialize(DESCRIBE, result, request_id=REQUEST_ID)
-    assert caught.value.message.startswith("sagemaker DescribeTrainingJob can not answer: ")
+    assert caught.value.message.startswith("sagemaker DescribeTrainingJob cannot answer: ")
     assert words in caught.value.message
 
 

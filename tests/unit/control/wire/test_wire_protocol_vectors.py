@@ -70,7 +70,7 @@ INPUTS_LEFT_OUT = {
     "RestJsonHttpWithEmptyStructurePayload": EMPTY_PAYLOAD,
     "RestJsonHttpWithHeadersButNoPayload": EMPTY_PAYLOAD,
 }
-BOTOCORE_CAN_NOT = "botocore can not read this answer (its own tests leave it out); only the headers are compared"
+BOTOCORE_CAN_NOT = "botocore cannot read this answer (its own tests leave it out); only the headers are compared"
 OUTPUTS_LEFT_OUT = {
     "RestJsonHttpPayloadTraitsWithNoBlobBody": BOTOCORE_CAN_NOT,
     "RestJsonHttpPayloadWithUnsetUnion": BOTOCORE_CAN_NOT,

@@ -1,8 +1,8 @@
 """The root of a host: the machine's files as a private copy, with the host's own system folders and bind mounts on top.
 
 Where: the first process of a host builds it after it has entered its namespaces and before it starts the program.
-A standby host gets /opt/ml and the remaining binds of its program later, from `late_binds`. Of the machine's files the
-root shows the folders from `shown_folders`, and links in the paths of binds.
+A standby host gets /opt/ml and the remaining binds of its program later, from `late_binds`. The root shows only a part
+of the machine's files: the folders from `shown_folders`, and links in the paths of binds.
 Order: machine, private folders, system files, /opt/ml and binds, hidden folders, the binds inside those, then hidden
 folders turn read-only and the old root is unmounted. Hiding covers files of earlier binds; only binds that must be
 visible inside hidden folders, such as an environment, come after it. Every path is made canonical on the machine before
@@ -117,6 +117,18 @@ class _HostRoot:
             self._not_isolated.append(self._view.why_read_only(f"below {names}"))
         if self._view.missing_folders:
             self._not_isolated.append(f"Files: not visible to the program: {', '.join(self._view.missing_folders)}.")
+        unseen = [path for path in self._order["visible_folders"] if os.path.isdir(path) and self._is_unseen(path)]
+        if unseen:
+            own = ", ".join(PRIVATE_FOLDERS)
+            self._not_isolated.append(
+                f"Files: not visible to the program, in spite of setting visible_folders: {', '.join(unseen)}: a host "
+                f"has its own {own} and does not show the service's files. Put them in another folder."
+            )
+
+    def _is_unseen(self, path: str) -> bool:
+        """Whether nothing is mounted at a visible folder's place that shows its files."""
+        real = os.path.realpath(path)
+        return self._is_covered(real) and not any(is_within(real, str(bind["target"])) for bind in self._binds)
 
     def _is_hidden(self, bind: Mapping[str, Any]) -> bool:
         return any(is_within(str(bind["target"]), folder) for folder in self._hidden)
@@ -217,7 +229,7 @@ class _HostRoot:
                 self._not_isolated.append(said)
             return True
         if said := self._view.bind(source, target):
-            self._not_isolated.append(f"Files: {bind['target']} belongs to nobody; {said}.")
+            self._not_isolated.append(f"Files: the owner of {bind['target']} is shown as nobody; {said}.")
         elif self._users is not None and (said := strange_owner(source)):
             self._not_isolated.append(said)
         return True

@@ -65,7 +65,7 @@ def why_not_visible(processes: Sequence[ProcessSpec], sandbox: Sandbox) -> str:
         real = os.path.realpath(path)
         if not any(is_within(real, folder) for folder in bound) and not is_shown(real, shown):
             return (
-                f"{path} lies on this machine where programs see nothing: hosts show system folders, software "
+                f"programs cannot see {path} of this machine: hosts show system folders, software "
                 "below /opt and the interpreter. Name its folder in setting visible_folders, put it "
                 "below /opt, or bring it as code or as a channel"
             )

@@ -158,7 +158,7 @@ class LateBinds:
             if bind["read_only"] or bind["overlay"]:  # other programs may run the files of a folder of the machine
                 source = copy = _read_only_copy(source, name=name, is_folder=is_folder)
             if why := view.bind(source, target):
-                said.append(f"Files: {bind['target']} belongs to nobody; {why}.")
+                said.append(f"Files: the owner of {bind['target']} is shown as nobody; {why}.")
             self._targets.append(place)
         if copy and self._keeps_roots:
             kernel.unmount(copy, flags=kernel.MNT_DETACH)

@@ -7,8 +7,8 @@ machine, a missing or changed file or folder of the host's own, System V objects
 program.
 
 A change of a file's content changes its inode or its ctime, which no program can set. The ctime is not compared for
-folders, because adding and removing entries changes it. Of a folder, the mode, owner, group, inode and extended
-attributes, which include the default ACL for new files, are compared.
+folders, because adding and removing entries changes it. For folders, the mode, owner, group, inode and extended
+attributes are compared, which include the default ACL for new files.
 Source: overlayfs.rst, "changes go to the upper folder"; sysvipc(7); mq_overview(7).
 """
 

@@ -6,6 +6,7 @@ they outlived the service before it.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -27,7 +28,9 @@ def last_signs(plan: LaunchPlan, hosts: Iterable[str]) -> dict[str, datetime]:
     now_s = datetime.now(UTC).timestamp()
     signs = {}
     for host in hosts:
-        times_s = [time_s for folder in _folders(plan) for time_s in _changes(Path(folder) / host) if time_s <= now_s]
+        times_s = [
+            time_s for folder in _folders(plan) for time_s in _changes(Path(folder) / host) if 0 <= time_s <= now_s
+        ]
         if times_s:
             signs[host] = datetime.fromtimestamp(max(times_s), UTC)
     return signs
@@ -41,16 +44,15 @@ def _changes(folder: Path) -> Iterator[float]:
     """Yield the times at which files and folders were changed; links are not followed."""
     left = MOST_FILES
     waiting = [(folder, 0)]
-    while waiting:
+    while waiting and left > 0:
         place, depth = waiting.pop()
         try:
-            entries = list(os.scandir(place))
+            with os.scandir(place) as entries:
+                seen = list(itertools.islice(entries, left))  # a program may have made millions
         except OSError:
             continue
-        for entry in entries:
-            if left <= 0:
-                return
-            left -= 1
+        left -= len(seen)
+        for entry in seen:
             try:
                 yield entry.stat(follow_symlinks=False).st_mtime
                 if depth < DEPTH and entry.is_dir(follow_symlinks=False):

@@ -34,7 +34,7 @@ GPU_VARIABLES = (
 )
 
 _SCRIPT = """#!/bin/bash
-# Hosts of {tag}, for Clary: one step a host.
+# Hosts of {tag}, for Clary: one step per host.
 umask 077
 unset {variables}
 [ -n "${{HOME-}}" ] || HOME=~

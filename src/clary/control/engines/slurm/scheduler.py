@@ -25,7 +25,7 @@ from clary.control.engines.cluster.scheduler import Allocation, AllocationOrder,
 from clary.control.engines.slurm.batch_script import batch_script
 from clary.control.engines.slurm.cancellers import canceller
 from clary.control.engines.slurm.kinds import Options, kinds_of, why_without_nodes
-from clary.control.engines.slurm.memory import Memory
+from clary.control.engines.slurm.memory import JobMemory, Memory
 from clary.control.engines.slurm.node_rows import read_graces
 from clary.control.engines.slurm.others_rows import WAITING_FORMAT, read_waiting, wanted_by
 from clary.control.engines.slurm.programs import Outcome, SlurmPrograms
@@ -106,6 +106,7 @@ class SlurmScheduler:
         self._memory = Memory(folder)
         self._watch = QueueWatch(self._programs, clock, mark=mark, uid=self._uid)
         self._locks: dict[str, asyncio.Lock] = {}
+        self._asking = asyncio.Lock()  # held while a user who cancelled a job is looked up
         self._remarks: dict[str, str] = {}
         self.remarks: tuple[str, ...] = ()  # on tables of the settings that select no node
         self._boot: Boot | None = None
@@ -270,11 +271,8 @@ class SlurmScheduler:
             if job.phase is Phase.RUNS and job.ends_early and facts.preempted_until is None:
                 await self._ask_whether_preempted(job)
             is_ending = job.state == "CANCELLED" or (job.phase is Phase.LEAVES and job.ends_early)
-            if is_ending and facts.cancelled_by is None and not self._memory.is_ended_by_us(job):
-                facts.cancelled_by = ""
-                facts.cancelled_by = await canceller(
-                    self._programs, job.leader_id, has_accounting=self._has_accounting, log_path=self._log_path
-                )
+            if is_ending and not self._memory.is_ended_by_us(job):
+                await self._ask_who_cancelled(job, facts)
         return Sight(
             snapshot=snapshot,
             memory=self._memory,
@@ -289,6 +287,14 @@ class SlurmScheduler:
         if steps and self._clock.monotonic() - self._killed_s > KILL_AGAIN_S:
             self._killed_s = self._clock.monotonic()
             await self._programs.run("scancel", *KILL, *steps)
+
+    async def _ask_who_cancelled(self, job: JobRow, facts: JobMemory) -> None:
+        """Look up once the user that cancelled a job; other callers wait meanwhile and never see half of the result."""
+        async with self._asking:
+            if facts.cancelled_by is None:
+                facts.cancelled_by = await canceller(
+                    self._programs, job.leader_id, has_accounting=self._has_accounting, log_path=self._log_path
+                )
 
     async def _ask_whether_preempted(self, job: JobRow) -> None:
         done = await self._programs.run("squeue", "--noheader", f"--jobs={job.job_id}", "--Format=PreemptTime:40")

@@ -124,7 +124,7 @@ def judge_form(
         raise WireError("InvalidArgument", "User key must have a length greater than 0.")
     check_key(key, is_read=False)
     if key.endswith("/"):
-        raise WireError("InvalidArgument", f"Keys that end in '/' can not hold content in this store: {key[:200]!r}.")
+        raise WireError("InvalidArgument", f"Keys that end in '/' cannot hold content in this store: {key[:200]!r}.")
     redirect = filled.get("success_action_redirect") or filled.get("redirect", "")
     status = filled.get("success_action_status", "")
     return FormUpload(

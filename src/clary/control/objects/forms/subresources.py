@@ -123,7 +123,7 @@ def check_policy(body: object) -> None:
 
     Args:
         body: bytes of the document; any other body but None is too long to be looked at, and refused.
-    Raises: WireError: NotImplemented; MalformedPolicy for a document that is no JSON.
+    Raises: WireError: NotImplemented; MalformedPolicy for a document that is not JSON.
     """
     if body is None:
         return

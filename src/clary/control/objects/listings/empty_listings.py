@@ -1,7 +1,7 @@
 """Listings of keys that no object can have, which are empty.
 
 Where: `front` answers these itself, because the store might list the objects of other keys ([Note: keys that the store
-can not hold] in `s3_request`). Pure.
+cannot hold] in `s3_request`). Pure.
 Source: Amazon S3 API reference, ListObjects, ListObjectsV2, ListObjectVersions, ListMultipartUploads.
 """
 
@@ -29,7 +29,7 @@ def empty_listing(asked: S3Request) -> bytes:
 
     Args:
         asked: a request to a bucket, which is a listing of versions, of uploads or of objects.
-    Raises: WireError(InvalidArgument) for a number of keys that is no number.
+    Raises: WireError(InvalidArgument) for a number of keys that is not a number.
     """
     if asked.has("uploads"):
         root, name, most, repeated = "ListMultipartUploadsResult", "Bucket", ("MaxUploads", "max-uploads"), _UPLOADS

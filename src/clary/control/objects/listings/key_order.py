@@ -25,7 +25,7 @@ class Entry:
 
 
 class NoProgress(Exception):
-    """The store says that entries follow, but its window is empty: an end here would leave them out without a word."""
+    """The store says that entries follow, but its window is empty: an end here would silently leave them out."""
 
 
 @dataclass(frozen=True, kw_only=True)

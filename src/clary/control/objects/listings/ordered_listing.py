@@ -21,7 +21,7 @@ from clary.control.objects.s3_request import MAX_PAGE, S3Request
 
 MIN_WINDOW = 20  # entries that the store is asked for at least; a folder and an object of one name must fit
 # Receives a request for a listing; returns the store's document, with keys in place of stored names, or None for an
-# answer that is no listing.
+# answer that is not a listing.
 Send = Callable[[S3Request], Awaitable[bytes | None]]
 
 _PARAMETERS = frozenset(
@@ -38,7 +38,7 @@ _PARAMETERS = frozenset(
         "x-id",
     }
 )
-# Values in XML contain no `<`, so these patterns can not match too much.
+# Values in XML contain no `<`, so these patterns cannot match too much.
 _ENTRY = re.compile(rb"<(Contents|CommonPrefixes)>\s*<(Key|Prefix)>(.*?)</\2>.*?</\1>", re.DOTALL)
 _TRUNCATED = b"<IsTruncated>true</IsTruncated>"
 

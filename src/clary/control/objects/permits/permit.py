@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FORBIDDEN = 403
 COPY_SOURCE = "x-amz-copy-source"
-# Values in XML contain no `<`, so these patterns can not match too much.
+# Values in XML contain no `<`, so these patterns cannot match too much.
 _CONTINUED = re.compile(rb"<(NextMarker|NextContinuationToken)>(.*?)</\1>", re.DOTALL)
 # The store repeats these parameters of the request in its answer.
 _REPEATED = {"Marker": "marker", "StartAfter": "start-after", "ContinuationToken": "continuation-token"}

@@ -133,7 +133,7 @@ class PublicDoor:
             outgoing: the copy's headers for the store.
             body: the client's body, which is empty; it takes the source's error.
             source: what `source_of` returned.
-        Raises: WireError if the source can not be read or breaks off early; then no object is stored.
+        Raises: WireError if the source cannot be read or breaks off early; then no object is stored.
         """
         copying = asyncio.ensure_future(self._copy(asked, outgoing, body, source))
         try:

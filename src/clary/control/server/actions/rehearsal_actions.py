@@ -96,7 +96,7 @@ class RehearsalActions:
         return {"refusals": dict(self._faults.refusals()), "largest_disk_bytes": largest_bytes}
 
     async def records(self, job: TrainingJob, query: Mapping[str, str]) -> dict[str, Any]:
-        """Return the records of one attempt. Raises: WireError for a job that is no rehearsal or lacks the attempt."""
+        """Return the records of one attempt. Raises: WireError if the job is not a rehearsal or lacks the attempt."""
         _require_rehearsal(job, "has written nothing down")
         attempt = query.get("attempt", str(job.attempt))
         if attempt not in {str(number) for number in range(1, job.attempt + 1)}:
@@ -106,8 +106,8 @@ class RehearsalActions:
     async def strike(self, job: TrainingJob, body: Any) -> dict[str, Any]:
         """Inject a fault into a job's hosts, or end an earlier fault.
 
-        Raises: WireError for a job that is no rehearsal, does not train now, or lacks the named host; for a fault that
-        is unknown or not available here; and if the injection fails.
+        Raises: WireError if the job is not a rehearsal, does not train now, or lacks the named host; if the fault is
+        unknown or not available here; and if the injection fails.
         """
         _require_rehearsal(job, "is not struck")
         if not isinstance(body, dict) or body.get("kind") not in KINDS:

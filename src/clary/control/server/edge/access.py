@@ -4,7 +4,7 @@ Where: `authorization` calls it for each request to a route of the owner, or of 
 same routes, but one-time codes need the token. The code behind the routes does not handle cookies.
 
 Browsers also send cookies with requests caused by other sites. So a change (any method but GET and HEAD) needs two
-proofs that a page of another origin can not give: the session's CSRF value in a header, and the service's own origin.
+proofs that a page of another origin cannot give: the session's CSRF value in a header, and the service's own origin.
 """
 
 from __future__ import annotations

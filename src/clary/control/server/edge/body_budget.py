@@ -69,7 +69,7 @@ class BodyTicket:
             self._num_taken = 0
 
     def grow(self, num_bytes: int) -> str:
-        """Charge arrived bytes; return why they can not be kept in memory, or an empty text."""
+        """Charge arrived bytes; return why they cannot be kept in memory, or an empty text."""
         self._num_read += num_bytes
         wanted = max(0, self._num_read - FREE_BYTES) - self._num_taken
         reason = self._budget.take(self._client, wanted) if wanted > 0 else ""

@@ -130,7 +130,7 @@ class ConnectProxy:
         try:
             taken = self._acceptor.start(self._host, port, listening=listening)
         except OSError as error:
-            raise EngineError(f"can not listen on {self._host}:{port}: {error}", fault=Fault.USER) from error
+            raise EngineError(f"cannot listen on {self._host}:{port}: {error}", fault=Fault.USER) from error
         self._policy = replace(self._policy, own_ports=self._policy.own_ports | {taken})
         return taken
 
@@ -205,7 +205,7 @@ class ConnectProxy:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
                     decision = await self._decide(asked, writer)
             except (OSError, TimeoutError, UnicodeError) as error:  # DNS cannot encode a name like "a..b"
-                await _answer(writer, "502 Bad Gateway", f"{asked.place} can not be found: {error or 'no answer'}")
+                await _answer(writer, "502 Bad Gateway", f"{asked.place} cannot be found: {error or 'no answer'}")
                 return None
         if not decision.is_allowed:
             log.debug("proxy: refused: %s", decision.reason)
@@ -215,7 +215,7 @@ class ConnectProxy:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 return await _open(decision.addresses, port, source=source)
         except (OSError, TimeoutError) as error:
-            await _answer(writer, "502 Bad Gateway", f"{asked.place} can not be reached: {error or 'no answer'}")
+            await _answer(writer, "502 Bad Gateway", f"{asked.place} cannot be reached: {error or 'no answer'}")
             return None
 
     async def _decide(self, asked: Asked, writer: asyncio.StreamWriter) -> Decision:

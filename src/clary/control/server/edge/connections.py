@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from aiohttp import web
 
+from clary.control.process_limits import FILES_PER_CONNECTION, OTHER_FILES, connections_within
 from clary.control.server.edge.connection_table import ConnectionTable, counted_address
 
 HEAD_DEADLINE_S = 10.0  # from a request's first byte to the end of its headers; also until a connection's first byte
@@ -26,9 +27,6 @@ TLS_HANDSHAKE_S = 5.0
 TLS_SHUTDOWN_S = 2.0  # wait for a client's answer when TLS is ended; the connection counts meanwhile
 CLOSE_S = 0.5  # wait for all connections when the listener closes, before the remaining ones are aborted
 LOG_EVERY_S = 10.0  # shortest time between log lines on refused connections
-FILES_PER_CONNECTION = 2  # an S3 stream needs another connection to the store
-OTHER_FILES = 256  # for logs, the database, agents
-LEAST_CONNECTIONS = 16
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +116,7 @@ class GuardedConnection(web.RequestHandler):
             self._throw_away(data)
             return
         num_before = self._request_count
-        super().data_received(data)
+        self._parse(data)
         if self._request_count != num_before:
             self._is_answering = True
             self._head_bytes = 0
@@ -129,6 +127,21 @@ class GuardedConnection(web.RequestHandler):
                 self._refuse("431 Request Header Fields Too Large", f"a head has {MAX_HEAD_BYTES} bytes at most")
             elif self._head_timer is None:
                 self._wait_for_head()
+
+    def _parse(self, data: bytes) -> None:
+        """Parse bytes; the body of a request under way is read to its end also while the listener closes.
+
+        The library drops all bytes from then on, so that the request would wait for its body until it is cancelled.
+        """
+        under_way, closes = self._current_request, (self._close, self._force_close)
+        if not any(closes) or self.transport is None or under_way is None or under_way.content.is_eof():
+            super().data_received(data)
+            return
+        self._close = self._force_close = False
+        try:
+            super().data_received(data)
+        finally:
+            self._close, self._force_close = self._close or closes[0], self._force_close or closes[1]
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -226,9 +239,7 @@ def allowed_connections(wanted: int) -> int:
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == resource.RLIM_INFINITY:
-        return wanted
-    return max(LEAST_CONNECTIONS, min(wanted, (soft - OTHER_FILES) // FILES_PER_CONNECTION))
+    return connections_within(soft, wanted)
 
 
 class HandshakeSite(web.SockSite):

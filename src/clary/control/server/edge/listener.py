@@ -212,7 +212,9 @@ class Listener:
     async def _listen(self, port: int, tls_context: ssl.SSLContext | None, *, host: str = "") -> None:
         assert self._runner is not None
         host = host or self._host
-        listening = self._handed.take(host, port) or self._bound(host, port)
+        if (listening := self._handed.take(host, port)) is None:
+            self._handed.close_port(port)
+            listening = self._bound(host, port)
         self._ports.append(listening.getsockname()[1])
         self.sockets.append(listening)
         await HandshakeSite(self._runner, listening, ssl_context=tls_context, backlog=BACKLOG).start()
@@ -229,7 +231,7 @@ class Listener:
         except OSError as error:
             listening.close()
             raise EngineError(
-                f"can not listen on {host}:{port}: {error.strerror}; stop what uses it, or set another port",
+                f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it, or set another port",
                 fault=Fault.USER,
                 details={"host": host, "port": port},
             ) from error

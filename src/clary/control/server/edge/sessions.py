@@ -44,7 +44,7 @@ class Session:
     session_id: str
     user: str
     ends_at_s: int  # seconds since 1970
-    csrf: str  # value that pages send with each change; other sites can not guess it
+    csrf: str  # value that pages send with each change; other sites cannot guess it
 
     @property
     def is_admin(self) -> bool:

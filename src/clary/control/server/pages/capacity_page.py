@@ -36,7 +36,7 @@ async def capacity_page(cluster: ClusterEngine | None, machine: MachinePage | No
         try:
             cluster.kinds = await cluster.scheduler.capacity()
         except EngineError as error:
-            remarks.append(f"{error.message}; the nodes are those of its last answer")
+            remarks.append(error.message + ("; the nodes are those of its last answer" if cluster.kinds else ""))
         kinds = cluster.kinds
         name, url = cluster.scheduler.name, cluster.service_url
         return {

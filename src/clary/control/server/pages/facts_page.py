@@ -173,7 +173,7 @@ def _exits(exits: Any) -> str:
 
 def _unreadable(job: TrainingJob) -> list[str]:
     return [
-        f"{path} of its stored request can not be said in the API's words: another release wrote it, or it is damaged"
+        f"{path} of its stored request cannot be said in the API's words: another release wrote it, or it is damaged"
         for path in unreadable_members(job)
     ]
 

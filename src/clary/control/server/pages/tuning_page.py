@@ -14,7 +14,7 @@ The page of a tuning job has the members of its row, the members of `tuning_fact
      "best_so_far": [[number of the trial, ended at, best value]],         in the order of ends; times in milliseconds
      "importance": {hyperparameter: share}, or null and "importance_why"}
 
-The console polls every few seconds, so facts that can not change are cached: rows of ended tuning jobs, and importance
+The console polls every few seconds, so facts that cannot change are cached: rows of ended tuning jobs, and importance
 shares until another trial ends with a value.
 """
 

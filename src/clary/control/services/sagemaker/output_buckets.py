@@ -6,6 +6,7 @@ import re
 from http import HTTPStatus
 
 from clary.base.errors import ObjectStoreError, WireError
+from clary.control import effects
 from clary.control.jobs.job_grants import output_buckets
 from clary.control.jobs.job_request import JobRequest
 from clary.control.objects.forms.subresources import STORE_PAGES
@@ -31,22 +32,23 @@ async def require_output_buckets(call: Call, request: JobRequest, *, before: Job
         if bucket in looked_for:
             continue
         if not _NAME.fullmatch(bucket):
-            raise _refused(bucket, "can not exist: that is not a valid bucket name")
+            raise _refused(bucket, "cannot exist: that is not a valid bucket name")
         if not url and bucket in STORE_PAGES:
-            raise _refused(bucket, "can not exist: the embedded object store has a page of this name")
+            raise _refused(bucket, "cannot exist: the embedded object store has a page of this name")
         if await objects.has_bucket(bucket):
             continue
         if url:
             raise _refused(bucket, f"does not exist in the object store {url}. Make it there, or name one that exists")
         try:
             await objects.make_bucket(bucket)
+            effects.note()
         except ObjectStoreError as error:
             status = error.details.get("status")
             if status is None or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise  # the store does not answer, or fails temporarily
             raise _refused(
                 bucket,
-                f"does not exist and can not be made: the object store answered {status}. Names of buckets "
+                f"does not exist and cannot be made: the object store answered {status}. Names of buckets "
                 "have 3 to 63 lower-case letters, digits, dots and hyphens",
             ) from error
 

@@ -76,7 +76,7 @@ def profiler_warnings(request: Mapping[str, Any], *, is_measured: bool = True) -
 
 
 def _of_debugger(request: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each debugger rule that ends in Error, also if it names a profiler rule."""
+    """Return a sentence for each debugger rule that ends in Error, even if it names a profiler rule."""
     found = []
     for plan in rule_plans(request):
         if plan.source_uri and plan.rule:

@@ -334,7 +334,7 @@ def _has_no_pool(job: TrainingJob) -> WireError:
     state = "has no warm pool" if job.warm_pool is None else f"has a warm pool in status {job.warm_pool.status.value}"
     return WireError(
         "ValidationException",
-        f"KeepAlivePeriodInSeconds can not be updated: training job {job.name} {state}. It can be updated while the "
+        f"KeepAlivePeriodInSeconds cannot be updated: training job {job.name} {state}. It can be updated while the "
         "warm pool of a job that was created with it is InUse or Available.",
     )
 

@@ -33,7 +33,7 @@ async def outcome_of(services: Services, job: TuningJob, trial: Trial, training:
     runtime_s = 0 if started_at is None or ended_at is None else max(1, round((ended_at - started_at).total_seconds()))
     has_failed = training.status is TrainingJobStatus.FAILED
     failure = training.failure if has_failed else None
-    # A failed program has left no model, so its values can not be the best.
+    # A failed program has left no model, so its values cannot be the best.
     is_known = value is not None and math.isfinite(value) and not has_failed
     return TrialOutcome(
         status=training.status,

@@ -45,7 +45,7 @@ class TrialStarter:
             job: a tuning job in progress.
             trials: all trials of the tuning job.
             curves: values that running training jobs of the tuning job have reported.
-        Raises: TrialRefused if the store has changed since the caller read it; WireError if the training job can not be
+        Raises: TrialRefused if the store has changed since the caller read it; WireError if the training job cannot be
         created.
         """
         request = TuningRequest(job.request)

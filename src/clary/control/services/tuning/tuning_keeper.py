@@ -276,7 +276,7 @@ class TuningKeeper:
         await stop_job(self._services, training)
 
     async def _start_trials(self, job: TuningJob, trials: Sequence[Trial], number: int) -> None:
-        """Start this number of trials, or end the tuning job if a trial can not be created."""
+        """Start this number of trials, or end the tuning job if a trial cannot be created."""
         known = list(trials)
         for _ in range(number):
             try:
@@ -286,7 +286,7 @@ class TuningKeeper:
                 return
             except WireError as error:
                 name = trial_name(job, 1 + max((trial.number for trial in known), default=0))
-                reason = f"training job {name} can not be created: {error.message}"[:1024]
+                reason = f"training job {name} cannot be created: {error.message}"[:1024]
                 await self._begin_end(job, Decision(ends_as=TuningStatus.FAILED, reason=reason))
                 self.wake(job.name)
                 return

@@ -74,7 +74,7 @@ def _places(folder: Path) -> list[Path]:
 
 
 def _read(place: Path) -> dict[str, Any]:
-    """Return the documents of a folder by the stems of their files; files that are no JSON are left out.
+    """Return the documents of a folder by the stems of their files; files that are not JSON are left out.
 
     Raises: OSError if the machine refuses to read a file at the moment.
     """

@@ -35,7 +35,7 @@ _COLUMNS = numbered_documents.c
 class NumberedDocuments:
     """Documents of one kind in the database; `Store.documents` makes them.
 
-    A row that is no JSON is set aside, and counts as missing. Every call raises StoreError if the database fails.
+    A row that is not JSON is set aside, and counts as missing. Every call raises StoreError if the database fails.
     """
 
     def __init__(self, kind: str, *, read: Runner, write: Runner) -> None:
@@ -83,7 +83,7 @@ class NumberedDocuments:
 
         Args:
             job_name: name of any job.
-            number: any integer; one outside of BIGINT has no documents.
+            number: any integer; a number outside of the range of BIGINT has no documents.
             name: name of the document.
         """
         found = await self._documents(*self._at(job_name, number), _COLUMNS.name == name)

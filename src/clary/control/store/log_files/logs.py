@@ -366,7 +366,7 @@ class LogStore:
     async def advance(self, scan: LogScan, take: log_scan.Take, *, budget_s: float) -> bool:
         """Pass the next lines of a scan to `take` for about `budget_s` seconds; return whether the scan has ended.
 
-        Raises: StreamDamaged; errors of `take`. After an error, a scan can not be continued.
+        Raises: StreamDamaged; errors of `take`. After an error, a scan cannot be continued.
         """
 
         def work() -> bool:

@@ -44,7 +44,7 @@ def create_stream_file(path: Path, header: StreamHeader) -> None:
 def read_stream_name(path: Path) -> str:
     """Return the name of the stream in a file.
 
-    Raises: StoreError for a file that is no log stream.
+    Raises: StoreError for a file that is not a log stream.
     """
     with path.open("rb") as file:
         header, _start = log_records.unpack_header(file.read(_HEADER_BYTES), path=str(path))

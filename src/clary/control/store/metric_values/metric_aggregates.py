@@ -71,7 +71,7 @@ class MetricAggregates:
 
         def find(connection: Connection) -> dict[int, PeriodValues]:
             return {
-                # Damaged values that are no numbers are above all numbers in SQLite; `float` refuses them.
+                # Damaged values that are not numbers are above all numbers in SQLite; `float` refuses them.
                 (first + index * width) // _PER_S: PeriodValues(
                     float(least), float(greatest), _total(small, great), count
                 )

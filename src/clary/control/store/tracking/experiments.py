@@ -171,7 +171,7 @@ class ExperimentStore:
             thing = _require(connection, kind, name)
             users = _users(connection, thing)
             if users:
-                raise TrackedInUse(f"{kind.value} {thing.name!r} can not be deleted: {users}")
+                raise TrackedInUse(f"{kind.value} {thing.name!r} cannot be deleted: {users}")
             _forget(connection, kind, name)
             return thing
 

@@ -25,8 +25,8 @@ _LENGTH = struct.Struct("<H")
 _INT = struct.Struct("i")
 _MAX_TEXT_BYTES = 2000
 _FAREWELL_LIMIT_S = 5.0  # longest read of a farewell
-_CAUSE_LIMIT_S = 0.5  # longest wait for the first cause, after a peer has ended without a word
-WORDLESS = "it ended without a word"
+_CAUSE_LIMIT_S = 0.5  # longest wait for the first cause, after a peer has ended without a message
+WORDLESS = "it ended without a message"
 
 
 class GaveUp(Exception):

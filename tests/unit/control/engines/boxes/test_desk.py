@@ -240,10 +240,10 @@ async def test_a_new_box_gets_no_host_until_it_has_told_its_gpus(world):
     await world.scheduler.ask(order(1))
     row = world.state("box1")
     assert (row["state"], row["gpus"], row["kind"]) == ("unknown", None, "8cpu-62gib-unknown")
-    assert row["why"].startswith("its driver has not told its GPUs yet")
-    assert (await world.told()).reason == "waits for 1 box: box1 has not told its GPUs yet"
+    assert row["why"].startswith("its driver has not reported its GPUs yet")
+    assert (await world.told()).reason == "waits for 1 box: box1 has not reported its GPUs yet"
     (kind,) = await world.scheduler.capacity()
-    assert (kind.num_free, kind.why_unsure) == (0, "box1 has not told its GPUs yet")
+    assert (kind.num_free, kind.why_unsure) == (0, "box1 has not reported its GPUs yet")
     world.boxes["box1"].facts = facts("box1", gpus=("GPU-1",))
     await world.obey()
     assert world.state("box1")["state"] == "busy"
@@ -265,10 +265,10 @@ async def test_a_report_on_files_that_cannot_be_read_changes_nothing_but_the_rea
     await world.scheduler.ask(order(1))
     box = world.boxes["box1"]
     (lease,) = [one.lease for one in (await box.ask()).leases]
-    unread = LeaseReport(lease=lease, phase=LeasePhase.PLACED, why="its files can not be used")
+    unread = LeaseReport(lease=lease, phase=LeasePhase.PLACED, why="its files cannot be used")
     box.leases = {lease: unread}
     await box.ask()
-    assert (await world.told()).reason == "box1 did not start its host yet: its files can not be used"
+    assert (await world.told()).reason == "box1 did not start its host yet: its files cannot be used"
     box.leases = {}
     await box.obey()
     assert (await world.told()).state is AllocationState.GRANTED

@@ -194,11 +194,11 @@ def test_the_boot_needs_the_standard_library_alone():
 
 
 def test_a_kind_whose_gpus_are_not_known_serves_only_if_no_known_kind_suffices():
-    unsure = replace(kind("new", 8, 32), why_unsure="box9 has not told its GPUs yet")
+    unsure = replace(kind("new", 8, 32), why_unsure="box9 has not reported its GPUs yet")
     for wanted, served, why in [
         (shape(4, 16), "small", ""),
-        (shape(8, 61, 1), "new", "box9 has not told its GPUs yet"),
-        (shape(128, 61), "new", "box9 has not told its GPUs yet"),
+        (shape(8, 61, 1), "new", "box9 has not reported its GPUs yet"),
+        (shape(128, 61), "new", "box9 has not reported its GPUs yet"),
     ]:
         kinds = [SMALL, unsure]
         assert why_unsure(wanted, kinds, num_hosts=1) == why

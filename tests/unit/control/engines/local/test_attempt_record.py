@@ -43,7 +43,7 @@ def test_only_living_agents_of_this_boot_are_found(pool):
     attempt_record.write_record(pool, AttemptRecord(boot_id="an earlier one", mark="", agents={"algo-1": OURS}))
     assert living_agents(pool) == {}
     (pool / attempt_record.RECORD_FILE).write_text("{")
-    with pytest.raises(EngineError, match="can not be read"):
+    with pytest.raises(EngineError, match="cannot be read"):
         living_agents(pool)
 
 
@@ -65,6 +65,6 @@ def test_living_agents_are_not_taken_for_those_of_an_earlier_boot_if_its_id_cann
     with monkeypatch.context() as patch:
         patch.setattr(attempt_record.clock, "boot_id", refuse)
         for ask in (living_agents, attempt_record.create_record):
-            with pytest.raises(EngineError, match="boot can not be read now"):
+            with pytest.raises(EngineError, match="boot cannot be read now"):
                 ask(pool)
     assert living_agents(pool) == {"algo-1": OURS}

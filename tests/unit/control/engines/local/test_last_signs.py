@@ -48,3 +48,36 @@ def test_links_are_not_followed_and_a_large_folder_is_left_early(plan, tmp_path,
     assert last_signs(plan, ["algo-1"]) == {"algo-1": then}
     monkeypatch.setattr(module, "MOST_FILES", 0)
     assert last_signs(plan, ["algo-1"]) == {}
+
+
+def test_a_folder_of_millions_is_not_listed_whole(plan, tmp_path, monkeypatch):
+    for number in range(30):
+        write(tmp_path / f"job/1/algo-1/ml/{number}", datetime(2026, 1, 2, tzinfo=UTC))
+    monkeypatch.setattr(module, "MOST_FILES", 5)
+    listed = []
+
+    class Listing:
+        def __init__(self, place):
+            self._real = scandir(place)
+
+        def __enter__(self):
+            return self
+
+        def __iter__(self):
+            for entry in self._real:
+                listed.append(entry.name)
+                yield entry
+
+        def __exit__(self, *_):
+            self._real.close()
+
+    scandir = os.scandir
+    monkeypatch.setattr(module.os, "scandir", Listing)
+    last_signs(plan, ["algo-1"])
+    assert len(listed) <= 5
+
+
+def test_times_before_all_calendars_are_no_signs(plan, tmp_path, monkeypatch):
+    write(tmp_path / "pool/1/algo-1/agent.log", datetime.now(UTC))
+    monkeypatch.setattr(module, "_changes", lambda _: [-1e14])  # as file systems with 64 bits for seconds keep them
+    assert last_signs(plan, ["algo-1"]) == {}

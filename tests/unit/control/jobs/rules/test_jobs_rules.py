@@ -200,7 +200,7 @@ def test_a_debugger_for_the_built_in_xgboost_which_saves_no_tensors_is_told(rule
 def test_actions_that_cannot_be_sent_get_one_warning_a_rule():
     found_ = debug_request.warnings(request_with(rule(action_json=MAILS)), job_name="job", num_hosts=1)
     assert len(found_) == 1
-    assert found_[0].startswith("rule Loss: email and sms can not be sent from here")
+    assert found_[0].startswith("rule Loss: email and sms cannot be sent from here")
     several = debug_request.warnings(request_with(rule()), job_name="job", num_hosts=2)
     assert several[0].startswith("debugger rules see what is saved, and include_workers=one")
     saving_all = request_with(rule()) | {"DebugHookConfig": {"HookParameters": {"include_workers": "all"}}}

@@ -255,7 +255,7 @@ async def test_an_unreachable_target_is_a_bad_gateway(start, elsewhere):
     place = f"127.0.0.1:{elsewhere.port}"
     status, body = await ask(await start(place), connect(place))
     assert status == 502
-    assert b"can not be reached" in body
+    assert b"cannot be reached" in body
     await elsewhere.start()
 
 
@@ -497,7 +497,7 @@ async def test_close_ends_all_connections(tls_port):
 
 async def test_a_port_that_is_in_use_is_an_error(start, tls_port):
     proxy = ConnectProxy("127.0.0.1", tls_port=1, own_names=frozenset(), has_internet=False)
-    with pytest.raises(EngineError, match=f"can not listen on 127.0.0.1:{tls_port}"):
+    with pytest.raises(EngineError, match=f"cannot listen on 127.0.0.1:{tls_port}"):
         await proxy.start(tls_port)
     await proxy.close()
 

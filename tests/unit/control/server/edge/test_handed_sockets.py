@@ -1,5 +1,6 @@
 """Listening sockets that one service hands to the next."""
 
+import os
 import socket
 
 import pytest
@@ -26,7 +27,7 @@ def test_clients_that_connect_in_between_are_served_by_the_next_service(run_fold
         send_sockets(run_folder, [listening])
         listening.close()
         with socket.create_connection((host, port), timeout=5) as client:
-            handed = inbox.receive()
+            handed = HandedSockets(inbox.receive())
             taken = handed.take(host, port)
             assert handed.take(host, port) is None
             with taken, taken.accept()[0] as served:
@@ -37,7 +38,7 @@ def test_clients_that_connect_in_between_are_served_by_the_next_service(run_fold
 
 def test_without_a_sender_there_are_no_sockets(run_folder):
     with SocketInbox(run_folder) as inbox:
-        assert not inbox.receive().has("127.0.0.1", 4570)
+        assert inbox.receive() == []
 
 
 def test_without_an_inbox_nothing_is_sent_and_nothing_fails(run_folder, listening):
@@ -48,7 +49,7 @@ def test_what_a_killed_successor_left_is_no_hindrance(run_folder, listening):
     (run_folder / NAME).touch()
     with SocketInbox(run_folder) as inbox:
         send_sockets(run_folder, [listening])
-        handed = inbox.receive()
+        handed = HandedSockets(inbox.receive())
         assert handed.has(*listening.getsockname())
         handed.close()
 
@@ -60,3 +61,40 @@ def test_sockets_that_nobody_takes_are_closed(listening):
     handed.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address, timeout=5)
+
+
+def test_programs_that_the_next_service_starts_do_not_inherit_the_sockets(run_folder, listening):
+    with SocketInbox(run_folder) as inbox:
+        send_sockets(run_folder, [listening])
+        [taken] = inbox.receive()
+        with taken:
+            assert not os.get_inheritable(taken.fileno())
+
+
+def test_descriptors_that_do_not_listen_are_closed(run_folder, listening, tmp_path):
+    with socket.socket(socket.AF_UNIX) as local, socket.socket() as silent, (tmp_path / "file").open("wb") as file:
+        before = len(os.listdir("/proc/self/fd"))
+        with SocketInbox(run_folder) as inbox:
+            send_sockets(run_folder, [local, silent, file, listening])
+            [taken] = inbox.receive()
+            assert taken.getsockname() == listening.getsockname()
+            taken.close()
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_socket_is_found_by_a_name_of_its_address(listening):
+    handed = HandedSockets([listening])
+    port = listening.getsockname()[1]
+    assert handed.has("localhost", port)
+    assert not handed.has("no..name", port)
+    assert handed.take("localhost", port) is listening
+
+
+def test_a_port_can_be_bound_at_another_address_after_its_sockets_are_closed(listening):
+    port = listening.getsockname()[1]
+    handed = HandedSockets([listening])
+    handed.close_port(port + 1)
+    assert handed.has("127.0.0.1", port)
+    handed.close_port(port)
+    with socket.create_server(("0.0.0.0", port)):
+        assert not handed.has("127.0.0.1", port)

@@ -233,6 +233,6 @@ async def test_numbers_that_json_does_not_have_become_null_for_token_clients_too
     answer = await routes(job).handler.handle(request(JOB))
 
     def refuse(name):
-        pytest.fail(f"{name} is no JSON")
+        pytest.fail(f"{name} is not JSON")
 
     assert json.loads(answer.body, parse_constant=refuse)["metrics"][0]["value"] is None

@@ -67,7 +67,7 @@ export function bySteps(points) {
 
 /**
  * Return points whose values are means that forget, as TensorBoard smooths; 0 leaves them as they are.
- * The first values count for no more than others; a value that is no number is kept, and the mean goes on behind it.
+ * The first values count for no more than others; a value that is not a number is kept, and the mean goes on behind it.
  */
 export function smoothed(points, weight) {
   if (!weight) return points;

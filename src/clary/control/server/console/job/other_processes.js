@@ -1,4 +1,4 @@
-// The processes of a job that are no ranks: wrappers, workers of data loaders, programs that are not Python.
+// The processes of a job that are not ranks: wrappers, workers of data loaders, programs that are not Python.
 
 import { element } from "../base/element.js";
 import { panel } from "../base/places.js";

@@ -49,7 +49,7 @@ export async function askRerun(facts) {
   const checkpoints = request.CheckpointConfig?.S3Uri;
   const parts = [
     field("Name", name),
-    field("Hyperparameters, one a line: name = value", values),
+    field("Hyperparameters, one per line: name = value", values),
     kept.length > 0 && element("p", { class: "soft" }, `These stay as they are: ${kept.join(", ")}.`),
     !resources.InstanceGroups && field("Instance type", type),
     !resources.InstanceGroups && field("Hosts", amount),

@@ -598,7 +598,7 @@ class Collectives:
     def _one_a_rank(self, items: Sequence[Any], operation: str) -> Sequence[Any]:
         if len(items) != self._num_ranks:
             raise ValueError(
-                f"backend smddp: {operation} takes one tensor a rank, {self._num_ranks} in all, got {len(items)}"
+                f"backend smddp: {operation} takes one tensor per rank, {self._num_ranks} in all, got {len(items)}"
             )
         return items
 

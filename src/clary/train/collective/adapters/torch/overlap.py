@@ -136,9 +136,9 @@ def tune_buckets(model: DistributedDataParallel, *, num_steps: int = MEASURED_ST
     After SETTLING_STEPS and `num_steps` steps the next forward pass takes longer, because all ranks together measure
     some reductions. Results of training change only by the order in which gradients are added.
 
-    Some models keep their buckets: in a group of one rank; with a communication hook, whose state may depend on
-    buckets; without torch's own reducer; with find_unused_parameters, where torch fixes buckets before it knows the
-    order; on a GPU, where the host does not know when a gradient is ready; with sparse gradients; and inside `join`.
+    Some models keep their buckets: in a group of one rank; with a communication hook, because its state may depend on
+    buckets; without torch's own reducer; with find_unused_parameters, because torch fixes buckets before it knows the
+    order; on a GPU, because the host does not know when a gradient is ready; with sparse gradients; and inside `join`.
 
     Returns: an object whose `outcome` later has the result.
     Raises: ValueError if `num_steps` is below 1.

@@ -7,10 +7,10 @@ reduced, the next is copied to the host and the one before is copied back. This 
 has had none. Tests run it on host memory with fake streams.
 
 Collectives run in the order of their calls in one thread, over connections of their own, so that operations on host
-memory, which run in other threads, cannot interleave in different orders on different ranks. Sends and receives are
-handed to the core in the order of their calls in a second thread, since messages of one tag are matched by their order;
-each then has a thread that waits for its end: one that waits for its peer must not delay the one that the peer waits
-for.
+memory, which run in other threads, cannot interleave in different orders on different ranks. A second thread passes
+sends and receives to the core in the order of their calls, because messages of one tag are matched by their order. Each
+send or receive then has its own thread that waits for its end. So a message that waits for its peer cannot delay a
+message for which that peer waits.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class _Line:
             try:
                 job()
             except BaseException:  # noqa: BLE001 - the thread serves all later operations
-                _log.exception("%s: the end of an operation was not told", self._name)
+                _log.exception("%s: the end of an operation was not reported", self._name)
 
 
 class StagedGroup:

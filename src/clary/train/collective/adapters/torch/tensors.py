@@ -1,8 +1,8 @@
 """Tensors that a core can take, as an address, a count and a type.
 
 A core reads and writes host memory that lies in one piece. Any other tensor (transposed, or every other element) is
-copied into such memory, and copied back if it is written; contiguous tensors are never copied. The exception are views
-that torch marks as conjugated or negated (`x.conj()`): their memory holds other numbers than the tensor.
+copied into such memory, and copied back if it is written. Contiguous tensors are not copied, except views that torch
+marks as conjugated or negated (`x.conj()`): their memory holds other numbers than the tensor.
 """
 
 from __future__ import annotations
@@ -102,7 +102,10 @@ def reduction_of(buffer: torch.Tensor, opts: Any, num_ranks: int) -> tuple[int, 
 
 def _divide(buffer: torch.Tensor, num_ranks: int) -> None:
     with torch.no_grad():
-        buffer.div_(num_ranks, rounding_mode="trunc")
+        if num_ranks <= torch.iinfo(buffer.dtype).max:
+            buffer.div_(num_ranks, rounding_mode="trunc")
+        else:  # the type does not hold the divisor: as int8, 200 would be -56
+            buffer.copy_(buffer.long().div_(num_ranks, rounding_mode="trunc"))
 
 
 def check_memory(tensor: torch.Tensor, operation: str) -> None:
@@ -123,7 +126,7 @@ def check_memory(tensor: torch.Tensor, operation: str) -> None:
 
 
 def dense(tensor: torch.Tensor, operation: str) -> torch.Tensor:
-    """Return `tensor` if its numbers lie in one piece of host memory, else a copy of its shape for which they do.
+    """Return `tensor` if its numbers lie in one piece of host memory, else a contiguous copy of the same shape.
 
     Raises: as `check_memory`.
     """
@@ -174,7 +177,7 @@ def single(tensors: Sequence[torch.Tensor], operation: str) -> torch.Tensor:
         ValueError: the list is empty, or has several tensors, which once meant several devices a process.
     """
     if len(tensors) != 1:
-        raise ValueError(f"backend smddp: {operation} takes one tensor a rank, got {len(tensors)}")
+        raise ValueError(f"backend smddp: {operation} takes one tensor per rank, got {len(tensors)}")
     return tensors[0]
 
 

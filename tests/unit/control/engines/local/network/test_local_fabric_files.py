@@ -42,6 +42,6 @@ def test_a_deleted_folder_is_not_restored(tmp_path):
 def test_a_launch_on_a_damaged_description_is_retryable(tmp_path, text):
     (tmp_path / SPEC_FILE).write_text(text)
     ready = NetworkReady(pid=1, started="1", error=None)
-    with pytest.raises(EngineError, match="can not be read") as told:
+    with pytest.raises(EngineError, match="cannot be read") as told:
         anchors.with_network(make_plan(hosts=make_hosts(1)), ready, tmp_path)
     assert told.value.retryable

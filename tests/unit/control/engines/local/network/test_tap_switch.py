@@ -57,7 +57,7 @@ def test_ports_with_descriptors_above_1023_are_switched(high_numbers, tmp_path):
         finally:
             os.close(stop_write)
             running.join(WAIT_S)
-            gc.enable()  # the switch, a process of its own elsewhere, turns it off
+            gc.enable()  # the switch disables it, because in the product the switch is a separate process
             for descriptor in (switch._stop, *(port.descriptor for port in switch._ports)):
                 os.close(descriptor)
         assert not running.is_alive()
