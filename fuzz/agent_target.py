@@ -188,7 +188,7 @@ class _World:
         """Do with the record all that the service does with it later."""
         request = HttpRequest("GET", f"/clary/v1/jobs/{_JOB}", "", [("Authorization", f"Bearer {_ADMIN_TOKEN}")])
         answer = await self._handler.handle(request)
-        require(answer.status == 200, "the job can not be shown any more", answer=answer.body)
+        require(answer.status == 200, "the job cannot be shown any more", answer=answer.body)
         described = await self._plane.describe(_JOB)
         serialize(service("sagemaker").operation("DescribeTrainingJob", Protocol.JSON_1_1), described, request_id="R")
         silent_s: Mapping[str, float] = self._plane.gateway.silent_s(job)
@@ -202,7 +202,7 @@ class _World:
             self._plane.clock.advance(_LONGER_THAN_EVERYTHING_S)
             await self._plane.passes()
         if not (await self._plane.job(_JOB)).is_terminal:
-            found("the job can not be brought to an end any more", job=await self._plane.job(_JOB))
+            found("the job cannot be brought to an end any more", job=await self._plane.job(_JOB))
 
 
 def _own_pages(plane: ControlPlane, home: Path) -> ClaryHandler:

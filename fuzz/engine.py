@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def _find_by_path() -> None:
-    """Have modules found in src: modules from the finder of an editable installation can not be instrumented."""
+    """Have modules found in src: modules from the finder of an editable installation cannot be instrumented."""
     sys.meta_path[:] = [BuiltinImporter, FrozenImporter, PathFinder]
     sys.path.insert(0, str(SOURCE))
 

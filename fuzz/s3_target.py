@@ -285,7 +285,7 @@ def _run_bodies(reader: ByteReader, runner: asyncio.Runner) -> None:
         return
     asked = _asked(Sent(reader.choose(_METHODS), path, query, (("host", reader.word(_HOSTS)),)))
     if not isinstance(asked, str):
-        require(asked.path.isascii(), "a path can not be signed", asked=asked)
+        require(asked.path.isascii(), "a path cannot be signed", asked=asked)
 
 
 def _check_deletion(document: bytes) -> None:

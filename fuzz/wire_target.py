@@ -199,7 +199,7 @@ def _check_params(value: Any) -> None:
             try:
                 value.encode("utf-8")
             except UnicodeEncodeError:
-                found("a text can not be stored", value=value)
+                found("a text cannot be stored", value=value)
             require("\0" not in value, "a text holds U+0000", value=value)
         elif isinstance(value, list):
             waiting.extend(value)

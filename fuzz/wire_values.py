@@ -140,7 +140,7 @@ def json_body(value: Any) -> bytes:
 
 
 def cbor_body(value: Any) -> bytes:
-    """Write a CBOR document; one that CBOR can not hold becomes a deep or an indefinite one."""
+    """Write a CBOR document; one that CBOR cannot hold becomes a deep or an indefinite one."""
     try:
         return dump_cbor(value)
     except RecursionError:

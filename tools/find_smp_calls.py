@@ -123,7 +123,7 @@ def look_at(folder: Path) -> tuple[dict[str, int], list[Finding], list[str]]:
 def programs_in(text: str, *, is_notebook: bool) -> list[str] | None:
     """Return the programs of a file: of a notebook its cells as one, and each Python file that a cell writes.
 
-    Lines of all are numbered as in the cells one after another. A cell that is no Python is a program of its own.
+    Lines of all are numbered as in the cells one after another. A cell that is not Python is a program of its own.
 
     Returns: None if it is no notebook.
     """

@@ -87,7 +87,7 @@ def main() -> int:
 
 def _row(setting: Field[Any]) -> str:
     kind = type_of(setting.name)
-    # Nested tables do not fit into a variable, and the folder of the file can not be named in the file.
+    # Nested tables do not fit into a variable, and the folder of the file cannot be named in the file.
     name = "" if setting.name == "home" else f"`{setting.name}`"
     variable = "" if kind is dict else f"`{variable_of(setting.name)}`"
     return f"| {name} | {variable} | {TYPES[kind]}{_bounds(setting)} | {_default(setting)} | {_help(setting)} |\n"

@@ -3,7 +3,7 @@
     make test-wheel
     .venv/bin/python tools/test_wheel.py [--train-python .venvs/train/bin/python] [3.12 ...]
 
-An interpreter that is not on this machine is fetched by uv where that is allowed to; one that can not be had fails.
+An interpreter that is not on this machine is fetched by uv where that is allowed to; one that cannot be had fails.
 """
 
 from __future__ import annotations

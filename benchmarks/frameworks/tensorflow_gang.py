@@ -71,7 +71,7 @@ class Trained:
 
     Args:
         processor_s: by turn, of one step on each rank.
-        problems: losses that ranks do not agree on, or that are no numbers.
+        problems: losses that ranks do not agree on, or that are not numbers.
     """
 
     seconds: list[float] = field(default_factory=list)

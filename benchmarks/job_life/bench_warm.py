@@ -4,7 +4,7 @@ Two hosts with two ranks each run a script that prints the time in its first sta
 and prints the time of its first all_reduce; a job's time is that of its slowest rank. Cold: hosts, processes and
 interpreters are made for the job. Warm: ResourceConfig.KeepAlivePeriodInSeconds keeps the hosts of the job before, and
 DescribeTrainingJob says of that job that its hosts were reused by this one, or the line is not verified. Both kinds of
-jobs have another volume size, so that a cold one can not match the warm hosts. torchrun starts four ranks on one host,
+jobs have another volume size, so that a cold one cannot match the warm hosts. torchrun starts four ranks on one host,
 without a service, a queue, an upload or logs. All three take turns.
 
 The page cache is warm in all cases: `page_cache=dropped` with CLARY_BENCH_DROP_CACHES=1, which drops it before each

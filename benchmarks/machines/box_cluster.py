@@ -81,7 +81,7 @@ class BoxCluster:
 def box_cluster() -> Iterator[BoxCluster]:
     """Make boxes with a service; remove both.
 
-    Raises: SystemExit if this machine can not make them; the words say why.
+    Raises: SystemExit if this machine cannot make them; the words say why.
     """
     if os.geteuid() != 0 or shutil.which("sshd", path="/usr/sbin:/usr/bin") is None:
         raise SystemExit("boxes need root and sshd: make .venvs/system.stamp")

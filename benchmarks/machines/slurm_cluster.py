@@ -114,7 +114,7 @@ def slurm_cluster(*, stop_grace_s: float = 8.0, options: str = "") -> Iterator[S
     Args:
         stop_grace_s: setting of the service.
         options: appended to slurm.conf.
-    Raises: SystemExit if this machine can not make one; the words say why.
+    Raises: SystemExit if this machine cannot make one; the words say why.
     """
     if os.geteuid() != 0 or shutil.which("slurmctld", path="/usr/sbin:/usr/bin") is None:
         raise SystemExit("a cluster needs root and Slurm: make .venvs/system.stamp")

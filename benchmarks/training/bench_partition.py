@@ -210,7 +210,7 @@ def _random_model(chance: random.Random) -> list[ModuleCost]:
 
 
 def _weights(modules: Sequence[ModuleCost]) -> list[float]:
-    """Return the shares of parts that can not be split, in order; modules that share weights count as one part."""
+    """Return the shares of parts that cannot be split, in order; modules that share weights count as one part."""
     seconds = sum(one.seconds for one in modules)
     memory = sum(one.memory_bytes for one in modules)
     places: dict[int, int] = {}

@@ -91,7 +91,7 @@ def start_service(home, settings=SETTINGS, **variables):
         completed = service.clary("up", check=False)
         said = completed.stdout + completed.stderr
         # Another test's service may have taken the TLS port since it was found free; only this error is retried.
-        if f"can not listen on 127.0.0.1:{service.variables['CLARY_TLS_PORT']}" not in said:
+        if f"cannot listen on 127.0.0.1:{service.variables['CLARY_TLS_PORT']}" not in said:
             break
         service.variables["CLARY_TLS_PORT"] = str(_free_port())
     assert completed.returncode == 0, said

@@ -45,7 +45,7 @@ LOCK_LIMIT_S = 10.0  # for other boots of this node that check the same code
 MAX_BUNDLE_BYTES = 256 * 1024 * 1024
 MAX_ANSWER_BYTES = 1024 * 1024
 COPY_BYTES = 256 * 1024
-EXIT_UNWANTED = 0  # no job needs this host, which is no error
+EXIT_UNWANTED = 0  # no job needs this host, which is not an error
 EXIT_FAILED = 1
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 _CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWUTS = 0x00020000, 0x10000000, 0x20000000, 0x04000000
@@ -536,7 +536,7 @@ def _bundle(service: Service, digest: str, folder: str, *, is_final: bool = True
                     _unpack(archive, target)
                 changed = _restore(archive, target) if is_final else []
         except OSError as error:
-            print(f"clary boot: {target} can not be restored: {error}; this host unpacks its own", file=sys.stderr)
+            print(f"clary boot: {target} cannot be restored: {error}; this host unpacks its own", file=sys.stderr)
             target = os.path.join(folder, "agent", digest)
             if not os.path.isdir(target):
                 os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
@@ -678,7 +678,7 @@ def _restore(archive: zipfile.ZipFile, target: str) -> list[str]:
 
 
 def _is_bytecode(path: str) -> bool:
-    """Whether an interpreter makes such an entry by itself, as that of a program does; it is removed without a word."""
+    """Whether an interpreter itself makes such an entry, as a program's interpreter does; it is removed silently."""
     return path.endswith((".pyc", "/__pycache__"))
 
 

@@ -32,7 +32,7 @@ REQUEST_TIMEOUT_S = 30.0
 CA_OF_OPENSSL = "SSL_CERT_FILE"
 # Of passing troubles: the same request may be answered later.
 GATEWAY_STATUSES = (http.client.BAD_GATEWAY, http.client.SERVICE_UNAVAILABLE, http.client.GATEWAY_TIMEOUT)
-_SHOWN_BYTES = 120  # of an answer that is no JSON
+_SHOWN_BYTES = 120  # of an answer that is not JSON
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class Connection:
         return NoAnswer(f"the service at {self.record.url} does not answer ({why}); {advice}", is_sent=is_sent)
 
     def _not_json(self, status: int, text: bytes) -> ClaryError:
-        """Return the error for an answer that is no JSON object: of a gateway, or of another program at this URL."""
+        """Return the error for an answer that is not a JSON object: of a gateway, or of another program at this URL."""
         said = " ".join(text[:_SHOWN_BYTES].decode(errors="replace").split())
         if status in GATEWAY_STATUSES:  # a gateway answers for a service that does not, or the service is full
             return self._no_answer(f"HTTP {status}: {said}", is_sent=True)

@@ -128,7 +128,7 @@ def run_remove(options: argparse.Namespace) -> int:
         forget_profiles(StateFolder(context_folder(settings, options.name)).client)
     except OSError as error:
         raise ClaryError(
-            f"{error.filename} holds keys of {options.name} and can not be removed: {error.strerror}; remove it and "
+            f"{error.filename} holds keys of {options.name} and cannot be removed: {error.strerror}; remove it and "
             f"repeat clary context remove {options.name}",
             fault=Fault.USER,
         ) from error

@@ -40,7 +40,7 @@ def dump_text(page: Mapping[str, Any], *, threads: bool, colours: bool) -> str:
     if not autopsy["groups"]:
         lines += ["", "no rank could be looked at"]
     elif not autopsy["suspicions"]:
-        lines += ["", "nobody stands out"]
+        lines += ["", "nothing suspicious was found"]
     calls = _call_rows(autopsy.get("collectives", ()), most=None if threads else _MOST_GROUPS)
     if calls:
         lines += ["", table(("GROUP", "RANKS", "LAST COLLECTIVE", "STATE", "SINCE", ""), calls)]

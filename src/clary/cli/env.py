@@ -150,7 +150,7 @@ def _run_elsewhere(connection: Connection, added: Sequence[str], options: argpar
 
 
 def _profiles(connection: Connection, folder: StateFolder, options: argparse.Namespace) -> Mapping[str, str]:
-    """Write the profiles, and return their variables; no variables, but a message, if a file can not be written."""
+    """Write the profiles, and return their variables; no variables, but a message, if a file cannot be written."""
     # Keys that come from the environment alone are not written to a disk.
     credentials = None if connection.context == URL_VARIABLE else connection.secrets.credentials
     try:
@@ -163,7 +163,7 @@ def _profiles(connection: Connection, folder: StateFolder, options: argparse.Nam
         )
     except OSError as error:
         print(
-            f"clary: {folder.client} can not be written ({error.strerror}): clients will not find AWS profiles that "
+            f"clary: {folder.client} cannot be written ({error.strerror}): clients will not find AWS profiles that "
             "lead to this service; name no profile, or free the disk and repeat clary env",
             file=sys.stderr,
         )

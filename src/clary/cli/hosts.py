@@ -226,7 +226,7 @@ def _await_ready(connection: Connection, name: str, daemon: str) -> dict[str, An
             raise ClaryError(f"{name}: it was removed meanwhile", fault=Fault.USER)
         is_there = box["was_heard"] and box["daemon"] == daemon and box["state"] != "silent"
         is_late = time.monotonic() > deadline_s
-        if is_there and (box["state"] != "unknown" or is_late):  # unknown: its driver has not told its GPUs yet
+        if is_there and (box["state"] != "unknown" or is_late):  # unknown: its driver has not reported its GPUs yet
             return box
         if is_late:
             raise ClaryError(

@@ -38,7 +38,7 @@ def add_parser(commands: Any) -> None:
         help="jobs of this status or state only; InProgress are those that are queued, starting or running",
     )
     parser.add_argument("-n", type=_count, default=20, metavar="N", help="how many (default 20)")
-    parser.add_argument("--names", action="store_true", help="print names alone, one a line")
+    parser.add_argument("--names", action="store_true", help="print only names, one per line")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 

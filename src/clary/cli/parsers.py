@@ -54,7 +54,7 @@ EXAMPLES_HEAD = "examples:"
 
 
 class Commands:
-    """Registry in which modules declare commands; a command's help begins with its text in the command list."""
+    """Registry in which modules declare commands; the `help` text of a command also begins its own help page."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         self.root = parser

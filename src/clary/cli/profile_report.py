@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
             options.output.write_text(report, encoding="utf-8", errors="replace")
         except OSError as error:
             raise ClaryError(
-                f"the report can not be written to {options.output}: {error.strerror}", fault=Fault.USER
+                f"the report cannot be written to {options.output}: {error.strerror}", fault=Fault.USER
             ) from error
     if options.json:
         print(json.dumps(page, indent=2))

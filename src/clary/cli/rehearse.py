@@ -205,7 +205,7 @@ def _plan(options: argparse.Namespace, hosts: Sequence[str], refusals: dict[str,
         print("clary: --seed has no effect without --random N, whose faults it chooses", file=sys.stderr)
     if not faults:
         raise ContractError(
-            "no fault is given; say what is to strike the job: --reclaim step:120, --kill algo-2@30s, --random 3",
+            "no fault is given; give at least one, such as --reclaim step:120, --kill algo-2@30s or --random 3",
             fault=Fault.USER,
         )
     for fault in faults:

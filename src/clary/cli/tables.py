@@ -37,7 +37,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | 
 
 
 def names_text(names: Sequence[str], *, is_json: bool) -> str:
-    """Return names one a line, or as a JSON list, with the newline at the end."""
+    """Return names, one per line, or as a JSON list, with the newline at the end."""
     return json.dumps(names, indent=2) + "\n" if is_json else "".join(f"{name}\n" for name in names)
 
 

@@ -64,7 +64,7 @@ def guarded_terminals() -> Iterator[None]:
     """
     before = sys.stdout, sys.stderr
     plain = sys.stdout
-    # With "surrogateescape", as in the C locale, names that are no UTF-8 are printed byte for byte.
+    # With "surrogateescape", as in the C locale, names that are not UTF-8 are printed byte for byte.
     is_strict = isinstance(plain, io.TextIOWrapper) and plain.errors == "strict"
     if isinstance(plain, io.TextIOWrapper) and is_strict:
         plain.reconfigure(errors="backslashreplace")

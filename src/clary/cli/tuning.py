@@ -27,16 +27,16 @@ FAILED = "Failed"
 def add_parser(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser(
-        "tuning", help="list tuning jobs, or show one: its best trial, what matters, all trials"
+        "tuning", help="list tuning jobs, or show one: best trial, importance of hyperparameters, trials"
     )
     parser.add_argument(
-        "tuning_job", nargs="?", metavar="NAME", help="of a tuning job; without it the newest 100 are listed"
+        "tuning_job", nargs="?", metavar="NAME", help="a tuning job; without NAME, the newest 100 are listed"
     )
     parser.add_argument(
-        "-f", "--follow", action="store_true", help="go on until it has ended; exit code 1 if it has failed"
+        "-f", "--follow", action="store_true", help="show changes until it has ended; exit code 1 if it has failed"
     )
     parser.add_argument("--stop", action="store_true", help="start no further trial and stop those that run")
-    parser.add_argument("--names", action="store_true", help="print names alone, one a line")
+    parser.add_argument("--names", action="store_true", help="print only names, one per line")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 

@@ -5,8 +5,8 @@ BoxOrders; the answer waits until orders change (`control.engines.boxes`). Only 
 
 A *lease* is one host of an allocation on one box. Its phases on both sides:
 
-    placed     the service has chosen the box; the daemon does not know it yet. Reported by a daemon: it cannot read the
-               lease's files at the moment, so the report changes nothing
+    placed     the service has chosen the box; the daemon does not know it yet. A daemon reports this phase if it cannot
+               read the lease's files at the moment; such a report changes nothing
     recorded   the daemon has recorded it, and reported the digest of the proof that its boot program (`agent.boot`)
                will show
     running    the boot program was started; it becomes the agent under the same process id

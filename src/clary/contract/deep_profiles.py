@@ -171,7 +171,7 @@ def window_problems(profiler_config: Mapping[str, Any] | None) -> tuple[str, ...
     if asked is None or window is None:
         shown = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
         return (
-            f"{_DETAILED} {shown!r} can not be read, and no window is profiled: expected StartStep and NumSteps, or "
+            f"{_DETAILED} {shown!r} cannot be read, and no window is profiled: expected StartStep and NumSteps, or "
             "StartTimeInSecSinceEpoch and Duration, as JSON",
         )
     found = []

@@ -293,7 +293,7 @@ def sign(
     if signed_header_names is not None:
         names &= {name.lower() for name in signed_header_names} | added.keys()
     if "host" not in names:
-        raise ContractError(f"{method} {url_path} can not be signed without a 'host' header: add it, with its port")
+        raise ContractError(f"{method} {url_path} cannot be signed without a 'host' header: add it, with its port")
     signed = tuple(sorted(names))
     date = amz_date[:8]
     canonical = canonical_request(

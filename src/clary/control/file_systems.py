@@ -61,7 +61,7 @@ def check_entry(file_system_id: str, entry: Mapping[str, Any], *, source: str) -
 def folder_below(directory_path: str, file_system_type: str) -> str:
     """Return the part of DirectoryPath below the entry's folder.
 
-    The first part of a path of FSx for Lustre is the mount name of the file system, which is no folder.
+    The first part of a path of FSx for Lustre is the mount name of the file system, which is not a folder.
     """
     parts = [part for part in directory_path.split("/") if part not in ("", ".")]
     return "/".join(parts[1:] if file_system_type == _LUSTRE else parts)

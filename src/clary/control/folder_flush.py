@@ -92,7 +92,7 @@ class FolderFlush:
                 self._flush_changed()
             except OSError as error:
                 _log.warning(
-                    "%s: files below %s can not be forced to the disk: %s; a power cut now may damage them. Look at "
+                    "%s: files below %s cannot be forced to the disk: %s; a power cut now may damage them. Look at "
                     "the disk's health in the kernel's log",
                     what,
                     self._folder,

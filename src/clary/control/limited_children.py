@@ -22,7 +22,7 @@ async def read_output(
     """Read a child's output and error output to their ends, and wait for its end; the caller limits the time.
 
     Args:
-        process: the child; a stream that is no pipe counts as empty.
+        process: the child; a stream that is not a pipe counts as empty.
         program: its name, for the error.
         most_bytes: of both streams together.
     Raises: OutputTooLong, after which the caller ends the child.

@@ -12,9 +12,9 @@ from clary.control.permissions.grants import FULL
 from clary.control.settings import Settings
 
 FULL_ACCESS = (
-    "Roles are names here: a job's own key opens every bucket and every job of this service (setting job_api_access)."
+    "Roles are names here: a job's key gives access to every bucket and job of this service (setting job_api_access)."
 )
-OWN_ACCESS = "A job's key opens what the job's request names in S3, its own outputs, logs and runs, and no other job."
+OWN_ACCESS = "A job's key permits the S3 places of the job's request, its own outputs, logs and runs, and no other job."
 
 
 def shared_by_settings(settings: Settings, reachable: Sequence[Reachable], *, has_network: bool = True) -> list[str]:

@@ -246,7 +246,7 @@ def test_with_full_access_a_key_opens_every_bucket_and_commands_warn_of_it(tmp_p
         request["AlgorithmSpecification"]["TrainingImage"] = "team/remote:1"
         described = run(aws, request, timeout_s=200)
         assert described["TrainingJobStatus"] == "Completed", described.get("FailureReason")
-        sentence = "opens every bucket and every job of this service"
+        sentence = "gives access to every bucket and job of this service"
         assert sentence in service.clary("describe", request["TrainingJobName"]).stdout.replace("\n", " ")
         assert sentence in service.clary("doctor", check=False).stdout
     finally:

@@ -182,7 +182,7 @@ def test_no_output_of_the_service_holds_a_key(snooped):
 def test_missing_isolation_is_reported_by_doctor_and_describe(snooped):
     doctor = snooped.outputs["doctor"]
     shown = snooped.outputs["describe"]
-    assert "a job's own key opens every bucket and every job" in doctor  # set by job_api_access for the search
+    assert "a job's key gives access to every bucket and job" in doctor  # set by job_api_access for the search
     if snooped.isolation == "processes":
         assert "programs can read the service's keys" in doctor
         assert "not isolated" in shown

@@ -45,7 +45,7 @@ def test_a_program_that_restores_everything_passes_without_changing_user_checkpo
     (interruption,) = certificate["interruptions"]
     assert "was reclaimed" in interruption["why"]
     assert 0 <= certificate["steps_lost"] < 32
-    assert "PASS: all 32 losses are the twin's as printed" in done.stdout
+    assert "PASS: all 32 losses are equal to the twin's, as printed" in done.stdout
     listed = aws.s3.list_objects_v2(Bucket="clary", Prefix=f"users-own/{name}")
     assert listed["KeyCount"] == 0
     jobs = own.clary("jobs", "--json").stdout
@@ -71,7 +71,7 @@ def test_a_program_that_forgets_a_part_fails_and_the_certificate_names_the_part(
     assert reason in certificate["reason"]
     assert advice in certificate["advice"]
     jobs = own.clary("jobs", "--json").stdout
-    assert certificate["rehearsal"] in jobs, "what failed can be looked at"
+    assert certificate["rehearsal"] in jobs, "the job of a failed rehearsal is kept"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_temporary_cut_between_two_hosts_delays_a_job_of_three_without_loss(ow
     done, certificate = rehearse(own, tmp_path, path, *cuts, "--keep")
     assert done.returncode == PASS, done.stdout + done.stderr
     assert "  partition algo-1 from algo-2 at step 6 for 4 s\n" in done.stdout
-    assert certificate["interruptions"] == [], "the two go on where they stood still"
+    assert certificate["interruptions"] == [], "a temporary cut interrupts no host"
     lines = own.clary("logs", certificate["rehearsal"], "--timestamps", "--grep", "'step': ").stdout.splitlines()
     times = [datetime.fromisoformat(line.split(" ", 1)[0]).timestamp() for line in lines]
     assert max(after - before for before, after in pairwise(times)) > 2, "ranks wait for each other meanwhile"
@@ -133,7 +133,7 @@ def test_a_fault_after_the_end_gives_no_verdict(own, aws, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "say what is to strike"),
+        ((), "no fault is given; give at least one"),
         (("--kill", "algo-7@1s"), "the job has no host algo-7"),
         (("--partition", "algo-1@1s"), "a job of one host has no network"),
         (("--random", "2", "--together"), "leave --together out"),

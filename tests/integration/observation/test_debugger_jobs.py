@@ -178,7 +178,7 @@ def test_a_rule_that_fires_stops_its_job_with_the_reason(service, aws):
     assert messages[-1] == f"Training job stopped: {why}"
     assert not any("steps done" in line for line in log_of(aws, name))
     assert f"rule ExplodingTensor found an issue: {details}" in service.clary("describe", name, "--why").stdout
-    assert "email can not be sent from here" in service.clary("describe", name).stdout
+    assert "email cannot be sent from here" in service.clary("describe", name).stdout
 
 
 @pytest.mark.long

@@ -74,11 +74,11 @@ def test_a_request_survives_its_file_unchanged():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("garbage", "DetailedProfilingConfig 'garbage' can not be read, and no window is profiled: expected StartStep"),
-        ("[]", "DetailedProfilingConfig '[]' can not be read"),
-        ("[" * 100_000, f"DetailedProfilingConfig '{'[' * 80}...' can not be read"),
-        ('{"StartStep": "x"}', "can not be read"),
-        ('{"Duration": -1}', "can not be read"),
+        ("garbage", "DetailedProfilingConfig 'garbage' cannot be read, and no window is profiled: expected StartStep"),
+        ("[]", "DetailedProfilingConfig '[]' cannot be read"),
+        ("[" * 100_000, f"DetailedProfilingConfig '{'[' * 80}...' cannot be read"),
+        ('{"StartStep": "x"}', "cannot be read"),
+        ('{"Duration": -1}', "cannot be read"),
         ('{"StartStepp": 1}', "StartStepp has no effect: Duration, NumSteps, StartStep, StartTimeInSecSinceEpoch do"),
         ('{"Duration": 1, "StartStep": 3}', "StartStep has no effect beside a time"),
         ('{"NumSteps": 1000}', f"NumSteps is {MAX_STEPS}, since a window has 1 to {MAX_STEPS} steps"),

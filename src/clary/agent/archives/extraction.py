@@ -229,7 +229,7 @@ class _Unpacking:
         if target.startswith("/"):
             return "which is absolute"
         if not target or "\0" in target:
-            return "which is no path"
+            return "which is not a path"
         num_followed = 0
         while ahead:
             part = ahead.pop()

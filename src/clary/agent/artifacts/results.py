@@ -16,8 +16,8 @@ same, and a note says what stays.
 exist, a repeated merge gives the same objects. They are removed only after a complete and verified merge. A mark in the
 metadata of a final object then proves that Clary removed them; it identifies the attempt and the parts. Both archives
 carry the mark. If a model is due, only the mark of model.tar.gz counts, because that archive is written after
-output.tar.gz. Of the loose objects of each kind one is marked after all of them are verified. Without the mark a
-missing part is an error.
+output.tar.gz. Among the loose objects of each kind, one object gets the mark after all of them are verified. Without
+the mark a missing part is an error.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class _Lead:
         self._metadata = {_MARK: self._mark()}
         self._loose_sinks: list[LooseSink] = []
         self._has_content = False  # whether a host has results of any kind
-        self._is_model_due = False  # whether the model's archive is written also if it is empty
+        self._is_model_due = False  # whether the model's archive is written even if it is empty
 
     def upload(self, *, omits_empty_model: bool) -> UploadFacts:
         """Write and verify the final objects, then tidy up."""

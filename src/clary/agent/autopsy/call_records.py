@@ -1,6 +1,6 @@
 """Last collectives of a host's processes, also of killed processes, from the records that they leave.
 
-Where: `host_dump` reads them. Programs may write any content to these files: a file that is no valid record is skipped.
+Where: `host_dump` reads them. Programs may write any content to these files; a file that is not a record is skipped.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class StackDumps(Companion):
                 return
             except (AttemptOver, ServiceRefused) as error:
                 if error.details.get("status") != HTTPStatus.REQUEST_ENTITY_TOO_LARGE or not dump.processes:
-                    logger.warning("nobody takes the dump: %s", error)
+                    logger.warning("the dump could not be sent: %s", error)
                     return
                 dump = shortened(dump)
             except Exception:  # error boundary: as above

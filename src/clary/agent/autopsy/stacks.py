@@ -121,7 +121,7 @@ def why_not(words: str) -> str:
     lines = [line.strip() for line in words.partition("Stack backtrace:")[0].splitlines() if line.strip()]
     if _NO_PYTHON in words:
         return "no Python runs in it"
-    return f"py-spy: {lines[-1][:_MAX_CHARACTERS]}" if lines else "py-spy failed without a word"
+    return f"py-spy: {lines[-1][:_MAX_CHARACTERS]}" if lines else "py-spy failed without a message"
 
 
 def _thread(item: dict[str, Any], pid: int) -> ThreadStack:

@@ -142,7 +142,7 @@ def _of_manifest(uri: S3Uri, channel: Channel, manifests: ManifestSource) -> Sel
     try:
         entries = json.loads(body)
     except ValueError as error:
-        raise _bad_manifest(uri, channel, f"it is no JSON ({error})") from error
+        raise _bad_manifest(uri, channel, f"it is not JSON ({error})") from error
     except RecursionError as error:
         raise _bad_manifest(uri, channel, "its JSON is nested too deep; expected one array of strings") from error
     if not isinstance(entries, list) or not entries or not isinstance(entries[0], dict):
@@ -168,7 +168,7 @@ def _manifest_object(base: S3Uri, entry: Any, *, channel: Channel, where: str) -
             fault=Fault.USER,
         )
     key = base.key + entry
-    if {".", ".."}.intersection(key.split("/")):  # the store may resolve them, also where the key is no file's path
+    if {".", ".."}.intersection(key.split("/")):  # the store may resolve them, even if the key is no file's path
         raise refused_key(key, f'a part of it is "." or "..", in {where}', channel=channel.name)
     path = _file_path(entry, key=key, channel=channel)
     return ChannelObject(bucket=base.bucket, key=key, path=path, size_bytes=None)

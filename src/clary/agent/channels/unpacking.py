@@ -49,7 +49,7 @@ def unpacked(packed: BinaryIO, item: ChannelObject, *, channel: Channel) -> Iter
         packed: read to its end; stays open.
         item: the packed object, for messages.
         channel: of the object, for messages.
-    Raises: AgentError (fault USER) naming the key of an object that is no gzip data or is damaged.
+    Raises: AgentError (fault USER) naming the key of an object that is not gzip data or is damaged.
     """
     with gzip.GzipFile(fileobj=packed, mode="rb") as plain:
         while True:

@@ -47,5 +47,5 @@ class CheckpointFolder:
 
 
 def open_below(folder: int, name: str) -> int:
-    """Open a subfolder of an open folder. Raises: OSError for a link or any other entry that is no folder."""
+    """Open a subfolder of an open folder. Raises: OSError for a link or any other entry that is not a folder."""
     return open_beneath(folder, name, _FOLDER_FLAGS)

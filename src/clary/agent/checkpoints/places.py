@@ -104,7 +104,7 @@ def path_problem(path: str) -> str | None:
     try:
         sizes = [len(part.encode()) for part in parts]
     except UnicodeEncodeError:
-        return "it is no UTF-8 text"
+        return "it is not UTF-8 text"
     if max(sizes) > _MAX_PART_BYTES:
         return f"a part of it has {max(sizes)} bytes, at most {_MAX_PART_BYTES} fit"
     if sum(sizes) + len(parts) > _MAX_PATH_BYTES:
@@ -152,18 +152,18 @@ def set_problem(checkpoints: CheckpointSet, *, host: str, number: int) -> str | 
     for path in [*(file.path for file in checkpoints.files), *links]:
         problem = path_problem(path) or ("it stands there twice" if not names.is_free(path) else None)
         if problem or path.split("/")[0] == OWN_FOLDER:
-            return f"its path {path[:200]!a} can not be restored: {problem or 'that folder is not of checkpoints'}"
+            return f"its path {path[:200]!a} cannot be restored: {problem or 'that folder is not of checkpoints'}"
         names.add(path)
     for folder in checkpoints.folders:
         if path_problem(folder) or folder in names or any(above in names for above in folders_above(folder)):
-            return f"its folder {folder[:200]!a} can not be restored"
+            return f"its folder {folder[:200]!a} cannot be restored"
     for path, target in links.items():
         if inner_target(path, target, root="/") != target:
             return f"its link {path[:200]!a} leaves the folder"
     for file in checkpoints.files:
         is_own = file.key.startswith(own_content) and not path_problem(file.key)
         if not is_own and file.key != file.path:
-            return f"it names {file.key[:200]!a}, which is no key of this host, for {file.path[:200]!a}"
+            return f"it names {file.key[:200]!a}, which is not a key of this host, for {file.path[:200]!a}"
         if file.size_bytes < 0 or not _SHA256.fullmatch(file.sha256):
             return f"size or hash of {file.path[:200]!a} make no sense"
     return None

@@ -1,6 +1,6 @@
 """Scan of the checkpoint folder: its content at one moment.
 
-Skipped with a reason: sockets, named pipes, devices, links that leave the folder, names that are no UTF-8 text or too
+Skipped with a reason: sockets, named pipes, devices, links that leave the folder, names that are not UTF-8 text or too
 long, folders that are nested too deep, and the folder name reserved for sets. The folder in which another host's
 restore collects files is skipped without a reason. A file that vanishes during the scan counts as missing. A folder
 with more than `MAX_ENTRIES` entries is not scanned to its end, because the agent keeps facts of each in memory.
@@ -26,7 +26,7 @@ _REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 STAGING = f"{OWN_FOLDER}.restoring"  # a restore collects its files here before it renames them
 _NOT_REGULAR = "left out, no regular file (a socket, named pipe or device)"
 _LEAVES = "left out, symbolic links that leave the folder"
-_NO_NAME = "left out, names that can not be kept"
+_NO_NAME = "left out, names that cannot be kept"
 _OWN = "left out, the name is taken for the sets themselves"
 _TOO_DEEP = f"left out, more than {_MAX_DEPTH} folders deep"
 

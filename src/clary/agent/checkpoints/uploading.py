@@ -32,7 +32,7 @@ class Upload:
     path: str
     facts: FileFacts
     key: str
-    descriptor: int | None = None  # of the file, if another file now has its name; stays open
+    descriptor: int | None = None  # open file, if another file now has its name; the caller closes it
 
 
 class Uploader:

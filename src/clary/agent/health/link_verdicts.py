@@ -265,7 +265,7 @@ def _rate(link: LinkReading, peer: Peer) -> _Trouble | None:
         return None
     wanted = f"{peer.rate_mbit_s:g} Mbit/s as planned" if peer.rate_mbit_s is not None else f"{least:g} Mbit/s or more"
     words = f"{link.rate_mbit_s:g} Mbit/s in a short burst, expected {wanted}"
-    return Check.RATE, WARN, words, "a limit on the way that the plan does not know, or a busy machine"
+    return Check.RATE, WARN, words, "a limit between the hosts that is not in the plan, or a busy machine"
 
 
 def _in_words(link: LinkReading) -> str:

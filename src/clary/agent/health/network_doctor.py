@@ -84,7 +84,7 @@ class NetworkDoctor:
             start_new_session=True,
         )
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError), self._process.stdin as file:  # ended already, as the next reading reports
+        with contextlib.suppress(OSError), self._process.stdin as file:  # if it has ended, the next reading says so
             file.write(json.dumps(to_plain(order)).encode())
 
     def port_reading(self) -> PortReading:

@@ -13,7 +13,7 @@ from clary.contract.settings.built_in_algorithms import is_xgboost, pickles_mode
 _PROGRAM = "clary.train.boosting"
 _PICKLE_OPTION = "--pickle"
 OPEN_TRACKER = (
-    "this host shares its machine's network. XGBoost's tracker asks for no proof: whoever reaches it can take part in "
+    "this host shares its machine's network. XGBoost's tracker asks for no proof: a client that reaches it can join "
     "the training and change the model"
 )
 

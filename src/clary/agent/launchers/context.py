@@ -125,7 +125,7 @@ class LaunchContext:
         Args:
             argv: command line of the process.
             additions: variables that override those of `environment`.
-            rank: among all processes of the job; None for a process that is no rank or starts ranks of its own.
+            rank: among all processes of the job; None for a process that is not a rank or starts ranks of its own.
             local_rank: index among the ranks of this host.
         """
         return ProcessSpec(

@@ -24,11 +24,11 @@ _SERVER_PORT = 2223
 _SCHEDULER_PORT = "8000"
 OPEN_SERVERS = (
     "this host shares its machine's network. TensorFlow's servers listen on every address of it and ask for no proof: "
-    "whoever reaches them runs operations here, and reads and writes files as this program"
+    "a client that reaches them can run operations here, and read and write files as this program"
 )
 _OPEN_SERVERS_OF_MXNET = (
-    "this host shares its machine's network. MXNet's servers ask for no proof: whoever reaches them runs code as this "
-    "program"
+    "this host shares its machine's network. MXNet's servers ask for no proof: a client that reaches them can "
+    "run code as this program"
 )
 
 

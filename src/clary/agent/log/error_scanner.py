@@ -4,9 +4,9 @@ Where: `log_intake` scans the last lines of each stream with it, `last_words` ch
 programs that leave no error record (`clues`): bash around Python, another interpreter, a launcher whose ranks share one
 pipe and prefix their lines.
 
-Only the last exception of each rank is kept, because programs print other exceptions and survive them. Of a chain
-("During handling of the above exception...") the last exception, which ended the program, is kept with the time of the
-first.
+Only the last exception of each rank is kept, because programs print other exceptions and survive them. For a chain of
+exceptions ("During handling of the above exception...") the last exception, which ended the program, is kept with the
+time of the first exception.
 """
 
 from __future__ import annotations

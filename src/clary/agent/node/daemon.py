@@ -283,7 +283,7 @@ class Daemon:
         say(f"the box was removed ({why}); it ends what runs here")
         left = self._table.end_all(REMOVAL_LIMIT_S)
         if left:
-            say(f"{left} leases can not be ended; it tries again")
+            say(f"{left} leases cannot be ended; it tries again")
             return
         remove_unit(self._config.name)
         for scratch in filter(None, (self._config.scratch, *self._config.former_scratch)):

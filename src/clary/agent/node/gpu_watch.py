@@ -89,7 +89,7 @@ class GpuWatch:
             self._interval_s = RETRY_S
         else:
             self._note_failure()
-        words = f"nvidia-smi can not be started: {error}; it is tried again"
+        words = f"nvidia-smi cannot be started: {error}; it is tried again"
         known, self._refusal = self._refusal, words
         return "" if words == known else words
 

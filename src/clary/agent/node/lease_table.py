@@ -217,7 +217,7 @@ class LeaseTable:
         try:
             files.set_aside(aside)
         except OSError as error:
-            say(f"{files.folder}: its record is damaged, and it can not be moved to {aside}: {error}")
+            say(f"{files.folder}: its record is damaged, and it cannot be moved to {aside}: {error}")
             return
         say(f"{files.folder}: its record is damaged; it was moved to {aside}")
 
@@ -266,7 +266,7 @@ class LeaseTable:
         try:
             self._records[order.lease] = self._files(order.lease).make(order, self._boot_id)
         except OSError as error:  # no keeper was started; the service repeats the order in its next answer
-            say(f"{order.lease}: can not be recorded: {error}")
+            say(f"{order.lease}: cannot be recorded: {error}")
 
     def _begin(self, record: LeaseRecord) -> None:
         """Start the keeper of a lease; log an OSError instead of raising it."""
@@ -289,7 +289,7 @@ class LeaseTable:
                     env=environment_of(record.lease),
                 )
         except OSError as error:
-            say(f"{record.lease}: can not be started: {error}")
+            say(f"{record.lease}: cannot be started: {error}")
             self._failures[record.lease] = str(error)
             return
         self._failures.pop(record.lease, None)
@@ -416,7 +416,7 @@ class LeaseTable:
         try:
             return end_marked(lease, known, own, limit_s=END_LIMIT_S)
         except OSError as error:  # this process, or the machine, has too many open files
-            say(f"{lease}: its processes can not be listed: {error}")
+            say(f"{lease}: its processes cannot be listed: {error}")
             return 1
 
     def _has_ended(self, files: LeaseFiles) -> bool:

@@ -24,7 +24,7 @@ class LeaseTroubles:
     def note(self, lease: str, error: OSError) -> None:
         """Note a refusal; log it if it is a new one."""
         self._since_s.setdefault(lease, time.monotonic())
-        words = f"its files can not be used: {error}"
+        words = f"its files cannot be used: {error}"
         if self._words.get(lease) != words:
             say(f"{lease}: {words}; it is tried again")
         self._words[lease] = words

@@ -105,7 +105,7 @@ class RuleProcesses(Worker):
         tell: Callable[[tuple[RuleFacts, ...]], None],
         say: Callable[[str], None],
     ) -> None:
-        super().__init__("rules", failure="rules can not be evaluated")
+        super().__init__("rules", failure="rules cannot be evaluated")
         self._rules = tuple(rules)
         self._world = world
         self._tell = tell
@@ -263,7 +263,7 @@ class RuleProcesses(Worker):
         for index, facts in enumerate(self._facts):
             if facts.status is RuleStatus.IN_PROGRESS:
                 self._facts[index] = replace(facts, status=RuleStatus.ERROR, details=message[:MAX_DETAILS_CHARACTERS])
-                self._say(f"rule {facts.name} can not be evaluated: {message}")
+                self._say(f"rule {facts.name} cannot be evaluated: {message}")
 
     def _publish(self) -> None:
         if self.facts != self._told:

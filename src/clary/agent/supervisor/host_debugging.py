@@ -163,4 +163,4 @@ class HostDebugging(Companion):
         except FileNotFoundError:
             pass
         except OSError as error:
-            logger.warning("the end of the training can not be marked: %s", error)
+            logger.warning("the end of the training cannot be marked: %s", error)

@@ -2,8 +2,9 @@
 
 Where: `supervisor` forwards the requests in receipts, `program_companions` passes the program. Each request has its own
 thread, until every requested rank has answered, has ended or is late. The program owns the folder: links that replace
-files are not followed (`small_files`), and only files of ranks that were started on this host are read. Of a program
-that starts its ranks itself, which nobody here knows, `MAX_UNKNOWN_RANKS` may answer. A rank's trace is sent once.
+files are not followed (`small_files`), and only files of ranks that were started on this host are read. If a program
+starts its ranks itself, they are not known here, and at most `MAX_UNKNOWN_RANKS` of them may answer. A rank's trace is
+sent once.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ class ProfileWindows(Companion):
             else:
                 self._follow(request)
         except (AttemptOver, ServiceRefused) as refusal:
-            logger.warning("nobody takes profile %d: %s", request.number, refusal)
+            logger.warning("profile %d could not be sent: %s", request.number, refusal)
         except Exception as defect:  # error boundary: a profile must not end the program
             logger.exception("profile %d could not be followed", request.number)
             error = f"the agent of {self._host} has failed: {type(defect).__name__}: {defect}"

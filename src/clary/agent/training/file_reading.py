@@ -153,7 +153,7 @@ class FileReading:
             try:
                 findings = read(record.data, offset=record.offset, file=path)
             except Malformed as error:
-                self._tell(path, f"{path} has a record at byte {record.offset} that is no event ({error}): left out")
+                self._tell(path, f"{path}: the record at byte {record.offset} is not an event ({error}): left out")
                 continue
             for finding in findings:
                 if finding.kind is FindingKind.IMAGE and not finding.data:

@@ -53,7 +53,7 @@ def may_match_others(prefix: str) -> bool:
 
 
 def with_keys(document: bytes) -> bytes:
-    """Return an XML document of the store that names keys in place of stored names, also where it encodes them."""
+    """Return an XML document of the store that names keys in place of stored names, even where it encodes them."""
     if _MARK_UTF8 not in document and _MARK_ENCODED not in document:
         return document
     for stored, key in _REPLACED:

@@ -2,8 +2,8 @@
 
 Where: the service refuses and warns when a job is created, and plans the processes per host; agents choose the
 launcher. Pure. `distribution=` of the SDK reaches the service only as hyperparameters. The SDK drops unknown keys
-(`pytorchx`, a misspelt `smdistributed_dataparallel`), so that the service can warn only of the effect: several hosts
-without any distribution.
+(`pytorchx`, a misspelt `smdistributed_dataparallel`). So the service cannot see such a key; it warns if a job has
+several hosts and no distribution.
 Source: sagemaker-pytorch-training 3.0.0 `training.train` (order of choice), sagemaker-training 5.1.4 `runner`,
 `environment`; SDK 2.257.7 `fw_utils` and `training_compiler.config` for refusals.
 """
@@ -229,14 +229,14 @@ def warnings(
     elif distribution.kind is DistributionKind.PLAIN and num_hosts > 1 and not joins_itself:
         found.append(
             f"{num_hosts} hosts and no distribution: each host runs the same program alone and knows of the others "
-            "only by SM_HOSTS. If you did set distribution, its key is misspelt: the SDK drops keys that it does not "
-            f"know without a word. {MEANT_BY_GUIDES}"
+            "only by SM_HOSTS. If you did set distribution, its key is misspelt: the SDK drops unknown keys without a "
+            f"warning. {MEANT_BY_GUIDES}"
         )
     # on PyTorch, the hosts report that PyTorch has no parameter servers
     is_tensorflow = server_style(image) is ServerStyle.TENSORFLOW
     if distribution.kind is DistributionKind.PARAMETER_SERVER and num_hosts == 1 and is_tensorflow:
         found.append(
-            "parameter_server with one host: TensorFlow runs the program plainly, without TF_CONFIG, as on SageMaker"
+            "parameter_server with one host: the program of TensorFlow runs alone, without TF_CONFIG, as on SageMaker"
         )
     efa_types = sorted(EFA_INSTANCE_TYPES.intersection(instance_types))
     if efa_types and distribution.has_ranks:
@@ -267,21 +267,21 @@ def _model_warnings(hyperparameters: Mapping[str, str], image: str) -> list[str]
             found.append("compiler_config has no effect: there is no compiler for MXNet here")
         elif "tensorflow" in image:
             found.append(
-                "compiler_config: SageMaker Training Compiler exists in Amazon's images only; here TensorFlow clusters "
-                "operations of GPUs by XLA (TF_XLA_FLAGS=--tf_xla_auto_jit=2). On hosts without a GPU it has no "
-                "effect, because XLA is slower there; a program that asks for jit_compile itself gets it in any case"
+                "compiler_config: SageMaker Training Compiler exists in Amazon's images only; here TensorFlow compiles "
+                "operations on GPUs with XLA (TF_XLA_FLAGS=--tf_xla_auto_jit=2). On hosts without a GPU it has no "
+                "effect, because XLA is slower there; jit_compile in the program works on every host"
             )
         else:
             found.append(
                 "compiler_config: SageMaker Training Compiler exists in Amazon's images only; here models of PyTorch "
-                "are compiled by torch.compile (Inductor), and TensorFlow clusters operations of GPUs by XLA. The log "
-                "says of each model of PyTorch whether it was compiled, or why not"
+                "are compiled by torch.compile (Inductor), and TensorFlow compiles operations on GPUs with XLA. The "
+                "log says for each model of PyTorch whether it was compiled, or why not"
             )
     if hps.is_enabled(hyperparameters, hps.MIXED_PRECISION):
         if not any(name in image for name in ("tensorflow", "mxnet")):
             found.append(
                 "sagemaker_amp: models of PyTorch are trained under autocast, in bfloat16 where the device has it; "
-                "evaluation is as it is. The log says of each model what was done"
+                "evaluation is not changed. The log says for each model what was done"
             )
         else:
             found.append("sagemaker_amp has no effect on TensorFlow and MXNet: it is for models of PyTorch")

@@ -69,8 +69,8 @@ def code_source_problem(source: str) -> str | None:
     if path.is_relative_to(OPT_ML) and ".." not in path.parts and "\0" not in source:
         return None
     return (
-        f"{hps.SUBMIT_DIRECTORY} is {source[:200]!r}: expected s3://bucket/key or a path below /opt/ml. Nothing else "
-        "of this machine becomes the code of a job; upload it, or bring it as a channel."
+        f"{hps.SUBMIT_DIRECTORY} is {source[:200]!r}: expected s3://bucket/key or a path below /opt/ml. No other path "
+        "of this machine can be the code of a job; upload the code to S3, or pass it as a channel."
     )
 
 
@@ -93,15 +93,15 @@ def local_folder_problem(member: str, local_path: str, *, is_mirrored: bool = Fa
     if not path.is_absolute() or "\0" in local_path:
         reason = "it must be an absolute path"
     elif PurePosixPath(OPT_ML).is_relative_to(path):
-        reason = "it holds /opt/ml itself; name a folder of its own"
+        reason = f"it contains /opt/ml itself; choose a separate folder, such as {example}"
     elif any(path.is_relative_to(place) for place in _OF_THE_KERNEL) and not path.is_relative_to(_SHARED_MEMORY):
-        reason = f"the host needs what is there; name a folder of its own, as {example}"
+        reason = f"the host itself uses this folder; choose another folder, such as {example}"
     elif path in _SYSTEM or (is_mirrored and any(path.is_relative_to(place) for place in _SYSTEM)):
-        reason = f"it would hide a folder of the system; name a folder of its own, as {example}"
+        reason = f"it would hide a folder of the system; choose another folder, such as {example}"
     elif path.is_relative_to(_OF_CLARY) or path.is_relative_to(_SETTINGS) or _SETTINGS.is_relative_to(path):
-        reason = f"it holds what Clary and the job tell each other; name a folder of its own, as {example}"
+        reason = f"Clary and the job exchange files in it; choose another folder, such as {example}"
     elif is_mirrored and path.is_relative_to(_INPUT):
-        reason = f"it holds input of the job; name a folder of its own, as {example}"
+        reason = f"it contains input of the job; choose another folder, such as {example}"
     else:
         return None
     return f"{member} {local_path[:200]!a} cannot be used: {reason}."
@@ -110,7 +110,7 @@ def local_folder_problem(member: str, local_path: str, *, is_mirrored: bool = Fa
 def real_folder_problem(member: str, local_path: str, *, is_mirrored: bool = False) -> str | None:
     """Return the problem of a folder's path after this machine's links are followed, or None.
 
-    For example, /var/run leads to /run. Paths below /opt/ml belong to the host, also if the machine has an /opt/ml. The
+    For example, /var/run leads to /run. Paths below /opt/ml belong to the host, even if the machine has an /opt/ml. The
     rules are those of `local_folder_problem`; the machine's links lead to the same paths inside hosts.
 
     Args: as `local_folder_problem`.

@@ -74,7 +74,7 @@ def warnings(hyperparameters: Mapping[str, str], *, has_command: bool) -> tuple[
         near = get_close_matches(name.removeprefix(PLATFORM_PREFIX), _ENDS_OF_NAMES, n=1, cutoff=NEARNESS)
         if near:
             meant = PLATFORM_PREFIX + near[0]
-            found.append(f"hyperparameter {name!r} has no effect: nobody reads it; did you mean {meant!r}?")
+            found.append(f"hyperparameter {name!r} has no effect: nothing reads it; did you mean {meant!r}?")
         elif not has_command:
             found.append(
                 f"hyperparameter {name!r} has no effect: names that begin with {PLATFORM_PREFIX} are the platform's, "

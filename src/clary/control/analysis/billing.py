@@ -40,7 +40,7 @@ class Bill:
     spot_fraction: float
     savings_percent: float
     on_demand_usd: float | None  # price of `training_s` on demand; None if a type has no price
-    spot_usd: float | None  # price of `training_s` on spot capacity, also for a job that was no spot job
+    spot_usd: float | None  # price of `training_s` on spot capacity, also for a job that was not a spot job
     source: str
     notes: tuple[str, ...]
 

@@ -187,14 +187,14 @@ def judge(ranks: Sequence[RankSteps], hosts: Mapping[str, HostFacts], *, has_gpu
     if len(usual) < len(ranks):
         return StragglerVerdict(
             kind=StragglerKind.UNKNOWN,
-            text="hosts have ranks of the same numbers: they train beside each other, and nobody waits for another",
+            text="hosts have ranks of the same numbers: they train beside each other, and none waits for another",
         )
     slow = max(ranks, key=lambda item: usual[item.rank].own_s)
     others = [item for item in ranks if item.host != slow.host] or [item for item in ranks if item is not slow]
     if slow.mean_step_s() > MOST_STEPS_APART * statistics.median(item.mean_step_s() for item in others):
         return StragglerVerdict(
             kind=StragglerKind.NOBODY,
-            text="nobody is slow: steps of one rank are longer than those of others, which do not wait for it",
+            text="no rank is slow: steps of one rank are longer than those of others, which do not wait for it",
         )
     found = _slow_rank(slow, others, usual, hosts, together=[item for item in ranks if item.host == slow.host])
     if found is None:
@@ -204,7 +204,7 @@ def judge(ranks: Sequence[RankSteps], hosts: Mapping[str, HostFacts], *, has_gpu
     spread = _share_of_step(slow, others, usual)
     return StragglerVerdict(
         kind=StragglerKind.NOBODY,
-        text=f"nobody is slow: the slowest rank works {max(0.0, spread):.0%} of a step longer than the others"
+        text=f"no rank is slow: the slowest rank works {max(0.0, spread):.0%} of a step longer than the others"
         + (_BEHIND if has_gpus else ""),
     )
 

@@ -1,4 +1,4 @@
-"""Variables of the caller's shell that lead clients away from this service, or through a proxy that can not reach it.
+"""Variables of the caller's shell that lead clients away from this service, or through a proxy that cannot reach it.
 
 Where: `clary env` unsets the former, says so, and lists the service among the exceptions of the caller's proxies.
 Sources: AWS SDKs and Tools Reference Guide, "Service-specific endpoints", "Container credential provider", "Dual-stack

@@ -50,7 +50,7 @@ def is_profile_name(name: str) -> bool:
 
 
 def checked_name(name: str) -> str:
-    """Return the name of a profile. Raises: ClaryError for one that the files can not hold."""
+    """Return the name of a profile. Raises: ClaryError for one that the files cannot hold."""
     if not is_profile_name(name):
         raise ClaryError(
             f"{name[:150]!a} is no name for a profile: 1 to 128 letters, digits and _ . @ + = : , / ~ % - are expected",

@@ -30,7 +30,7 @@ def language_of(program: str) -> str:
 
 
 def set_lines(shell: str, variables: Mapping[str, str]) -> Sequence[str]:
-    """Return the lines that export variables. Raises: ClaryError (fault USER) for a value that csh can not read."""
+    """Return the lines that export variables. Raises: ClaryError (fault USER) for a value that csh cannot read."""
     if shell == FISH:
         return [f"set -gx {name} {_fish_text(value)};" for name, value in variables.items()]
     if shell == CSH:
@@ -66,7 +66,7 @@ def _csh_text(name: str, value: str) -> str:
     lost = _LOST_IN_CSH.search(value)
     if lost:
         raise ClaryError(
-            f"csh can not read the value of {name}: expected no braces and no control characters, got "
+            f"csh cannot read the value of {name}: expected no braces and no control characters, got "
             f"{lost.group()!a} in {value[:150]!a}; change the value, or use another shell",
             fault=Fault.USER,
         )

@@ -33,7 +33,7 @@ def index_entries(environ: Mapping[str, str]) -> tuple[Reachable, ...]:
         try:
             entry = _entry(url)
         except ValueError as error:
-            _log.warning("a package index that is set up here can not be reached by programs: %s", error)
+            _log.warning("a package index that is set up here cannot be reached by programs: %s", error)
             continue
         if entry is not None:
             entries[str(entry)] = entry

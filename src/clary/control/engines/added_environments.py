@@ -406,7 +406,7 @@ class _Work:
         except RunTooLong as error:
             raise EngineError(f"{command[0]} did not end within {limit_s:g} s", retryable=True) from error
         except OSError as error:
-            raise EngineError(f"{command[0]} can not be run: {error.strerror}") from error
+            raise EngineError(f"{command[0]} cannot be run: {error.strerror}") from error
         if done.code != 0:
             words = done.errors.strip()[-1500:]
             told = f"{' '.join(command[:3])} ended with exit code {done.code}:\n{words}"

@@ -113,7 +113,7 @@ class InterpreterProbe:
             raise EngineError(f"{python} did not answer within {PROBE_TIMEOUT_S:g} s", retryable=True) from error
         except OSError as error:
             raise EngineError(
-                f"{python} can not be run: {error.strerror}; correct the path in settings.toml", fault=Fault.USER
+                f"{python} cannot be run: {error.strerror}; correct the path in settings.toml", fault=Fault.USER
             ) from error
         try:
             return json.loads(done.output)  # type: ignore[no-any-return]

@@ -176,7 +176,7 @@ def _with_order(
     arguments: Mapping[str, Any] | None = None,
     is_new: bool = False,
 ) -> HostRecord:
-    """Return the host with a new order, unless it can not receive orders or, without `is_new`, has one of this kind."""
+    """Return the host with a new order, unless it cannot receive orders or, without `is_new`, has one of this kind."""
     if record.facts.phase in (HostPhase.LOST, HostPhase.RELEASED):
         return record
     if record.order is not None and record.order.kind is kind and not is_new:

@@ -48,7 +48,7 @@ def repeated(request: Mapping[str, Any], *, name: str, changes: Changes) -> tupl
         made["Environment"] = {**(made.get("Environment") or {}), **changes.environment}
     resources = dict(made.get("ResourceConfig") or {})
     if resources.get("InstanceGroups") and (changes.instance_type or changes.instance_count):
-        raise ValueError("the job has instance groups: their types and counts can not be changed in a repeated job")
+        raise ValueError("the job has instance groups: their types and counts cannot be changed in a repeated job")
     if changes.instance_type:
         resources["InstanceType"] = changes.instance_type
     if changes.instance_count:

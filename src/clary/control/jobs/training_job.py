@@ -224,7 +224,7 @@ class TrainingJob:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the status can not change any more."""
+        """Whether the status cannot change any more."""
         return self.status.is_terminal
 
     @property

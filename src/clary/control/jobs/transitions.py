@@ -5,9 +5,9 @@ one transaction.
 A job goes Starting -> [Pending -> Starting ->] Downloading -> Training -> [Stopping ->] Uploading -> Completed | Failed
 | Stopped. Before its end it can return through Interrupted or Restarting to Starting, with the hosts of another attempt
 (`attempts`).
-In any order of events and facts, a terminal status absorbs every later event, a host's phase never goes back, the first
-cause of an end stays the cause unless the job is retried, and a job is Completed only when its results are in the
-object store.
+Four rules hold for any order of events and facts. A terminal status absorbs every later event. A host's phase never
+goes back. The first cause of an end stays the cause unless the job is retried. A job is Completed only when its results
+are in the object store.
 """
 
 from __future__ import annotations

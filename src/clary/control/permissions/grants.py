@@ -49,8 +49,8 @@ class Grants:
     job_id: str  # the same for all attempts of the job; another job of the same name has another id
     reads: tuple[Place, ...] = ()
     writes: tuple[Place, ...] = ()  # these places may be read as well
-    # (bucket, key) of the manifests of channels: agents read what these name with rights that the job lacks, so the job
-    # may not write them wherever they lie.
+    # (bucket, key) of the manifests of channels. The job may not write them, wherever they lie: an agent reads the
+    # objects that a manifest names, with rights that the job lacks.
     manifests: frozenset[tuple[str, str]] = frozenset()
     experiments: frozenset[str] = frozenset()  # names in lower case, like trials and components
     trials: frozenset[str] = frozenset()
@@ -118,8 +118,8 @@ class Refused:
         """Return the sentence that the client prints."""
         return (
             f"User: job {self.grants.job_name} (by its own key) is not authorized to perform: {self.action} on "
-            f"resource: {self.resource[:300]}. The key of a job opens {self.expected}; the owner of the service opens "
-            f'everything to all jobs with setting {SETTING} = "{FULL}"'
+            f"resource: {self.resource[:300]}. The key of a job permits {self.expected}; with setting "
+            f'{SETTING} = "{FULL}" the owner of the service permits everything to all jobs'
         )
 
 

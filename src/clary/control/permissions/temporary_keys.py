@@ -4,7 +4,7 @@ Where: `services.sts` makes keys; verifiers of signatures call `judge` if a requ
 the random name of a new key. No key is stored: token and secret are derived from the key's name, its expiration, its
 holder and the service's master key. So a key stays valid after a restart, until it expires, and only together with its
 token. The holder is the role and the session that AssumeRole was asked for: GetCallerIdentity returns it, and it has
-no rights. Temporary keys permit what the owner's key permits, except that they can not make other keys.
+no rights. Temporary keys permit what the owner's key permits, except that they cannot make other keys.
 """
 
 from __future__ import annotations

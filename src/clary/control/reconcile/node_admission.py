@@ -84,7 +84,7 @@ class NodeAdmission(Admission):
         return "" if waiting is None else waiting.pending_reason or self.why_held_back(job)
 
     def why_held_back(self, job: TrainingJob) -> str:
-        """Return why a job is not started yet: as `Admission`, or nodes that could have its GPUs have not told them."""
+        """Return why a job is not started yet: a reason of `Admission`, or nodes have not reported their GPUs yet."""
         if (why := super().why_held_back(job)) or job.pool:
             return why  # a pool's hosts were requested already
         for group in JobRequest(job.request).instance_groups:
@@ -165,4 +165,4 @@ class NodeAdmission(Admission):
 
 def _why_no_disks(size_bytes: int) -> str:
     del size_bytes
-    return "hosts are other machines, whose disks this service does not divide"
+    return "hosts are on other machines, on which this service makes no disks"

@@ -101,7 +101,7 @@ class TraceExporter:
             problem = problem or f"no answer within {self._deadline_s:g} s"
         except Exception as error:
             # A record that cannot be converted to a trace must not prevent others from being sent.
-            logger.exception("the trace of job %s can not be made", job.name)
+            logger.exception("the trace of job %s cannot be made", job.name)
             problem = f"{type(error).__name__}"
         self._drop(job, problem)
 

@@ -284,7 +284,7 @@ def _of_samples(samples: SampleCheck) -> _Judgement | None:
 
 def _of_losses(samples: SampleCheck, losses: LossCheck) -> _Judgement | None:
     if losses.num_compared == 0:
-        reason = "no losses were found for the same steps, so nothing tells what was restored"
+        reason = "no losses were found for the same steps, so it is unknown what was restored"
         return Verdict.INCONCLUSIVE, reason, "say how losses look with --loss-regex"
     if not losses.is_comparable:
         reason = f"losses differ by up to {losses.noise:.1%} before any fault: no curve can be compared"
@@ -318,7 +318,7 @@ def _of_losses(samples: SampleCheck, losses: LossCheck) -> _Judgement | None:
 
 def _passed(samples: SampleCheck, losses: LossCheck) -> _Judgement:
     if losses.num_equal == losses.num_compared:
-        curve = f"all {losses.num_compared} losses are the twin's as printed"
+        curve = f"all {losses.num_compared} losses are equal to the twin's, as printed"
     else:
         curve = f"losses stay within {losses.largest:.2g} of the twin's, {losses.noise:.2g} without a fault"
     seen = "each sample was seen as often as by the twin" if samples.is_whole else f"samples: {samples.words}"

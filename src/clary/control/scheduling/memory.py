@@ -1,11 +1,11 @@
 """Memory limits of a job's hosts on this machine, and advice if a limit is too small. Pure.
 
-Where: `placement` uses it when it maps a job's hosts and when it decides whether a job may start. The rule, in order:
-the machine keeps a reserve for the system and the service; a host demands the memory of its instance type, at most
-setting memory_per_host_bytes and the machine's memory without the reserve; if the hosts of one job together demand more
-than the latter times setting memory_overcommit, the smallest demands are met and the other hosts get equal parts. So a
-host's limit depends on the job, the machine and the settings alone, never on other jobs: a job that fitted yesterday
-fits today. Why: docs/adr/0027-memory-of-hosts.md.
+Where: `placement` uses it when it maps a job's hosts and when it decides whether a job may start. The rule has three
+steps. The machine keeps a reserve for the system and the service. A host demands the memory of its instance type, at
+most setting memory_per_host_bytes, and at most the machine's memory without the reserve. If the hosts of one job
+together demand more than that memory times setting memory_overcommit, the smallest demands are met and the other hosts
+get equal parts. So a host's limit depends only on the job, the machine and the settings, never on other jobs: a job
+that fitted yesterday fits today. Why: docs/adr/0027-memory-of-hosts.md.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def load_prices(path: str = "") -> PriceList:
         with own_path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise _error(f"{own_path}: can not be read: {error.strerror} (setting prices_file)") from error
+        raise _error(f"{own_path}: cannot be read: {error.strerror} (setting prices_file)") from error
     if len(data) > MAX_FILE_BYTES:
         raise _error(f"{own_path}: expected at most {MAX_FILE_BYTES} bytes of prices, got more")
     own = parse_prices(data, source=str(own_path), default_spot_fraction=bundled.default_spot_fraction)

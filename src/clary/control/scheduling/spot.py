@@ -81,7 +81,7 @@ def load_schedule(path: Path, *, time_scale: float = 1.0) -> SpotSchedule:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise _error(f"{path}: can not be read: {error.strerror} (setting spot_schedule_file)") from error
+        raise _error(f"{path}: cannot be read: {error.strerror} (setting spot_schedule_file)") from error
     if len(data) > MAX_FILE_BYTES:
         raise _error(f"{path}: expected at most {MAX_FILE_BYTES} bytes of a spot schedule, got more")
     try:
@@ -145,7 +145,7 @@ def choose_reclaimed(running: Sequence[SpotUse], capacity: int) -> Reclaim:
 
 
 def why_wait(num_hosts: int, running: Sequence[SpotUse], capacity: int) -> str:
-    """Return a sentence for describe on why a spot job can not start now; empty if the job can start.
+    """Return a sentence for describe on why a spot job cannot start now; empty if the job can start.
 
     Args:
         num_hosts: number of hosts that the job needs.

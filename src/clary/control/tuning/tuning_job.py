@@ -28,7 +28,7 @@ class TuningStatus(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the status can not change any more."""
+        """Whether the status cannot change any more."""
         return self not in (TuningStatus.IN_PROGRESS, TuningStatus.STOPPING)
 
 
@@ -112,5 +112,5 @@ class TuningJob:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the status can not change any more."""
+        """Whether the status cannot change any more."""
         return self.status.is_terminal

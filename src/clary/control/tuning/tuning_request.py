@@ -193,7 +193,7 @@ class TuningRequest:
 
 
 def space_of(ranges: Mapping[str, Any]) -> Space:
-    """Return the ranges of a request, grouped by kind. Raises: ValueError for a bound that is no number."""
+    """Return the ranges of a request, grouped by kind. Raises: ValueError for a bound that is not a number."""
     found: list[Continuous | Integer | Categorical] = []
     for one in _listed(ranges, "ContinuousParameterRanges"):
         least, greatest = float(one["MinValue"]), float(one["MaxValue"])
@@ -214,9 +214,9 @@ def space_of(ranges: Mapping[str, Any]) -> Space:
 def _around(name: str, hint: str) -> Continuous | Integer | Categorical:
     """Return Autotune's range around a hint.
 
-    A hint that is no positive number becomes the only value, and so does one whose range does not fit in floats, or of
-    a hyperparameter of the platform: SDK v2 sends all hyperparameters that the user does not keep static as hints, also
-    its own, such as the log level.
+    A hint becomes the only value in three cases: it is not a positive number, its range does not fit in floats, or its
+    hyperparameter belongs to the platform. SDK v2 sends all hyperparameters that the user does not keep static as
+    hints, even its own, such as the log level.
     """
     only = Categorical(name=name, values=(hint,))
     if name.startswith(PLATFORM_PREFIX):

@@ -67,8 +67,8 @@ def with_metrics_of(definition: Mapping[str, Any], parent: TuningJob) -> dict[st
 def observations_of(trials: Sequence[Trial], definition: Definition, parent: TuningJob) -> tuple[Observation, ...]:
     """Return the observations of trials that have an objective and whose hyperparameters fit a definition's ranges.
 
-    A hyperparameter that the parent did not tune has the parent's static value. Of one that is tuned no longer, the
-    value is left out; but if it was categorical, only trials with the present static value count.
+    A hyperparameter that the parent did not tune has the parent's static value. If a hyperparameter is
+    no longer tuned, its value is left out; but if it was categorical, only trials with the present static value count.
 
     Args:
         trials: all trials of the parent.

@@ -32,7 +32,7 @@ _DOUBLE = struct.Struct(">Bd")
 def load_cbor(body: bytes) -> Any:
     """Read one CBOR document, strictly.
 
-    Raises: MisfitError for everything that the protocol does not use (other tags, keys that are no text), for content
+    Raises: MisfitError for everything that the protocol does not use (other tags, keys that are not text), for content
         that two parsers may read differently or that databases cannot store (duplicate keys, bytes after the document,
         text that is not UTF-8 or holds U+0000), and for a depth or a number of values beyond the limits.
     """

@@ -22,7 +22,7 @@ def empty_listing(service_name: str, operation_name: str, *, always_there: Seque
         operation_name: name of an operation of that service.
         always_there: required request members that are accepted, because every value names an existing resource.
     Returns: None if the operation is no List operation, or requires another member, such as the name of a record that
-        cannot exist, or if its answer requires a member that is no list.
+        cannot exist, or if its answer requires a member that is not a list.
     """
     model = service(service_name).model.operation_model(operation_name)
     if not operation_name.startswith(_LISTING) or model.output_shape is None:

@@ -17,7 +17,7 @@ from clary.control.wire.json_serializing import json_writer
 from clary.control.wire.models import service
 from clary.control.wire.scalars import MisfitError
 
-_NOTHING = object()  # stands for a value that its shape can not represent
+_NOTHING = object()  # stands for a value that its shape cannot represent
 # Takes a value and its path; returns the part that the shape can represent, or _NOTHING, and adds the paths of the
 # removed members to the list.
 _Fitter = Callable[[Any, str, list[str]], Any]

@@ -155,7 +155,7 @@ class Operation:
 
     @property
     def malformed_code(self) -> str:
-        """Error code of a request whose body can not be read."""
+        """Error code of a request whose body cannot be read."""
         return "MalformedInput" if self.protocol is Protocol.QUERY else "SerializationException"
 
 

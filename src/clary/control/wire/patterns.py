@@ -50,7 +50,7 @@ skipped_patterns: dict[str, str] = {}
 
 @cache
 def compile_pattern(pattern: str) -> re.Pattern[str] | None:
-    """Return a pattern compiled for `fullmatch`, or None if it can not or must not be run; see `skipped_patterns`."""
+    """Return a pattern compiled for `fullmatch`, or None if it cannot or must not be run; see `skipped_patterns`."""
     try:
         translated = _translated(pattern)
         with warnings.catch_warnings():
@@ -60,7 +60,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str] | None:
             compiled = re.compile(translated, re.ASCII)
         reason = "it can take exponential time" if can_run_away(translated) else None
     except (re.error, FutureWarning, LookupError, RecursionError, OverflowError) as error:
-        skipped_patterns[pattern] = f"Python can not say it: {error}"
+        skipped_patterns[pattern] = f"Python cannot say it: {error}"
         return None
     if reason is not None:
         skipped_patterns[pattern] = reason

@@ -4,7 +4,7 @@ Where: `signatures` calls it for every request that changes something. A signatu
 and after its time, and need not be remembered longer.
 
 [Note: floor] Memory is bounded. When it is full the oldest signing times are forgotten, and from then on requests
-signed at those times are refused as if they had been seen: a forgotten request can not be replayed.
+signed at those times are refused as if they had been seen: a forgotten request cannot be replayed.
 
 [Note: when it is forgotten] A signature is forgotten twice the skew after it was seen, by monotonic time: setting the
 clock forward and back makes no recorded request acceptable.

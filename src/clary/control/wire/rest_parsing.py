@@ -146,7 +146,7 @@ def _query_parameters(query: str) -> list[tuple[str, str]]:
     try:
         return parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
     except ValueError as error:
-        raise MisfitError(f"the query can not be read: {error}") from error
+        raise MisfitError(f"the query cannot be read: {error}") from error
 
 
 def _grouped(pairs: list[tuple[str, str]]) -> dict[str, list[str]]:

@@ -43,7 +43,7 @@ def serialize(operation: Operation, result: Mapping[str, Any], *, request_id: st
         response = _writer(operation)(result, request_id)
     except MisfitError as error:
         raise ContractError(
-            f"{operation.service.name} {operation.name} can not answer: {error.text} (at '{error.location}')"
+            f"{operation.service.name} {operation.name} cannot answer: {error.text} (at '{error.location}')"
         ) from error
     response.headers.append((REQUEST_ID_HEADER, request_id))
     return response

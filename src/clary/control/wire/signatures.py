@@ -329,7 +329,7 @@ def _date_of(request: HttpRequest) -> str:
     try:
         return parsedate_to_datetime(date).astimezone(UTC).strftime(sigv4.DATE_FORMAT)
     except (ValueError, OverflowError) as error:
-        raise ContractError(f"The 'Date' header can not be read: {date[:80]!r}") from error
+        raise ContractError(f"The 'Date' header cannot be read: {date[:80]!r}") from error
 
 
 def _stamp(at: datetime) -> str:

@@ -28,7 +28,7 @@ def xml_members_writer(shape: Any) -> Callable[[Any], str]:
 
 
 def xml_text(text: str) -> str:
-    """Escape text for an element; characters that XML 1.0 can not carry become U+FFFD."""
+    """Escape text for an element; characters that XML 1.0 cannot carry become U+FFFD."""
     return _FORBIDDEN.sub("\ufffd", text).translate(_MARKUP)
 
 

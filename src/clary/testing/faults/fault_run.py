@@ -175,7 +175,7 @@ class FaultRun:
             try:
                 now = fault_audit.ending_of(fault_audit.describe(self._world, name))
             except (NoAnswer, ClientError) as error:
-                self._tell(Violation(harm=Harm.LOST, job=name, what=f"can not be described any more: {error}"))
+                self._tell(Violation(harm=Harm.LOST, job=name, what=f"cannot be described any more: {error}"))
                 continue
             for violation in compare_endings(name, entry.ending, now):
                 self._tell(violation)

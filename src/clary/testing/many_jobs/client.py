@@ -140,7 +140,7 @@ class Client:
         """Describe a job once and take its next action; a job that is deleted or not described leaves the list."""
         code, facts = self._caller.call("sagemaker", "DescribeTrainingJob", TrainingJobName=job.name)
         if code:
-            self._wrong(job, f"an accepted job can not be described: {facts.get('Error')}")
+            self._wrong(job, f"an accepted job cannot be described: {facts.get('Error')}")
             return
         job.facts = facts
         if facts["TrainingJobStatus"] in TERMINAL:
@@ -158,7 +158,7 @@ class Client:
         job.is_stopped = job.is_stopped or not code
         is_over = code == "ValidationException" and "is in status" in answer["Error"]["Message"]
         if code and not is_over:
-            self._wrong(job, f"can not be stopped: {answer['Error']}")
+            self._wrong(job, f"cannot be stopped: {answer['Error']}")
         elif not code and self._random.random() < P_STOP_TWICE:
             self._stop(job)
 
@@ -242,7 +242,7 @@ class Client:
         answers = list(self._pair.map(lambda _: delete(), range(num_at_once)))
         lost = [answer for code, answer in answers if code and answer["Error"].get("Message") != NOT_FOUND]
         if lost or all(code for code, _ in answers):
-            self._wrong(job, f"is over and can not be deleted: {[answer.get('Error') for _, answer in answers]}")
+            self._wrong(job, f"is over and cannot be deleted: {[answer.get('Error') for _, answer in answers]}")
         self._expect_refusal(job, "DescribeTrainingJob", NOT_FOUND)
         self._expect_refusal(job, "DeleteTrainingJob", NOT_FOUND)
         if self._streams(job):

@@ -218,7 +218,7 @@ class NativeCore:
     """`interface.Core` over the compiled library.
 
     Args:
-        connections: taken over with their descriptors, also when creation fails.
+        connections: taken over with their descriptors, even if creation fails.
 
     Raises:
         CollectiveError, ValueError: as `clary_create` reports.

@@ -208,7 +208,7 @@ def _ask_port(address: str, port: int, *, deadline_s: float) -> int:
         except OSError as error:
             problem = str(error)
         time.sleep(_RETRY_S)
-    raise UserMistake(f"the first host's program at {address}:{port} did not tell its tracker's port: {problem}")
+    raise UserMistake(f"the first host's program at {address}:{port} did not send its tracker's port: {problem}")
 
 
 def _version() -> tuple[int, ...]:

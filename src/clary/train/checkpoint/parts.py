@@ -41,7 +41,7 @@ class PartIndex:
     def from_json(cls, data: bytes, where: object) -> PartIndex:
         """Read an index.
 
-        Raises: CheckpointError for a file that is no index, or has a later format.
+        Raises: CheckpointError for a file that is not an index, or has a later format.
         """
         try:
             document: dict[str, Any] = json.loads(data)

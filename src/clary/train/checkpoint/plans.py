@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from clary.train.checkpoint.parts import Key
 from clary.train.checkpoint.ranks import Ranks
 
-VALUE_MARK = "="  # prefix of the names of values that are no tensors of a model or an optimizer
+VALUE_MARK = "="  # prefix of the names of values that are not tensors of a model or an optimizer
 ALIGNMENT = 64  # bytes; a cache line, and a multiple of every element's size
 
 

@@ -66,7 +66,7 @@ def flatten(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_names(state: Mapping[str, Any]) -> None:
-    """Refuse a state that is no dict, or has keys that are not text, are empty, have a slash or begin with `=`.
+    """Refuse a state that is not a dict, or has keys that are not text, are empty, have a slash or begin with `=`.
 
     Raises: TypeError, ValueError.
     """

@@ -64,7 +64,7 @@ def read_configuration(path: Path) -> HookConfiguration:
     try:
         document = json.loads(path.read_bytes())
     except ValueError as error:
-        raise ConfigurationError(f"{path} is no JSON: {error}") from error
+        raise ConfigurationError(f"{path} is not JSON: {error}") from error
     try:
         return parse_configuration(document)
     except ConfigurationError as error:

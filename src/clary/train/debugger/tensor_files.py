@@ -165,7 +165,7 @@ def read_index(files: Files, name: str) -> StepIndex:
     try:
         return _parse(json.loads(text), values_at, size)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise TensorFileError(f"{name}: its index can not be read: {error!r}") from error
+        raise TensorFileError(f"{name}: its index cannot be read: {error!r}") from error
 
 
 def read_values(files: Files, name: str, index: StepIndex, entry: TensorEntry) -> bytes:

@@ -74,8 +74,8 @@ def read_commit(folder: str) -> bytes | None:
 
 def _no_commit(folder: str, why: str) -> CommitError:
     return CommitError(
-        f"{os.path.join(folder, FILE_NAME)} is no whole commit of this job: {why}. Training does not go on from it, "
-        f"and nothing in it was run. Put an earlier version of the file back, or remove it to begin anew"
+        f"{os.path.join(folder, FILE_NAME)} is not a complete commit of this job: {why}. Training does not continue "
+        f"from it, and nothing in it was run. Put an earlier version of the file back, or remove it to begin anew"
     )
 
 

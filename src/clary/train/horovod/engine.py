@@ -329,7 +329,7 @@ class Engine:
             return decode_news(message)
         except (ValueError, TypeError, RecursionError) as error:
             raise HorovodInternalError(
-                f"rank {self.ranks[rank]} sent {len(message)} bytes that are no news of its tensors: {error}. Do all "
+                f"rank {self.ranks[rank]} sent {len(message)} bytes that are not news of its tensors: {error}. Do all "
                 f"ranks run the same version of Clary?"
             ) from error
 

@@ -74,7 +74,7 @@ class Configuration:
         # Read through `__dict__`: a copy under construction has no fields yet.
         if name in (undocumented := self.__dict__.get("undocumented", {})):
             return undocumented[name]
-        raise AttributeError(f"{name} is no key of model parallelism")
+        raise AttributeError(f"{name} is not a key of model parallelism")
 
     @property
     def pipeline_parallel_degree(self) -> int:
@@ -127,14 +127,14 @@ def read_configuration(job: Mapping[str, Any], script: Mapping[str, Any] | None 
 def parse_parameters(text: str) -> dict[str, Any]:
     """Return the keys in a job's hyperparameter `mp_parameters`, as SM_HP_MP_PARAMETERS holds it; {} if it is empty.
 
-    Raises: ValueError if the text is no JSON object.
+    Raises: ValueError if the text is not a JSON object.
     """
     if not text.strip():
         return {}
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"mp_parameters is {text!r}, which is no JSON: {error}") from None
+        raise ValueError(f"mp_parameters is {text!r}, which is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"mp_parameters is {text!r}; expected a JSON object")
     return found

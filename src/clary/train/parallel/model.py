@@ -4,8 +4,8 @@ Where: scripts wrap their model in it once, after `runtime.initialize`; `step` r
 gets this rank's parameters from it.
 
 [Note: when] Without a pipeline the constructor places all parameters and makes replicas equal. With a pipeline the
-first step does so: its function runs once on the first microbatch to measure modules, unless tracing is off; rank 0
-cuts the model (`partition.plan`) and sends the plan to all ranks, calls of remote modules are redirected
+first step does so. Unless tracing is off, its function first runs once on the first microbatch, to measure modules.
+Then rank 0 cuts the model (`partition.plan`) and sends the plan to all ranks. Calls of remote modules are redirected
 (`partition.placement`), and parameters of other ranks are released.
 
 [Note: scale] The gradient of a step is the mean over its microbatches unless `average_grads_across_microbatches` is

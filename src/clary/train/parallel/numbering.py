@@ -61,7 +61,7 @@ class Numbering:
             self._given.append(list(group["params"]))
 
     def has_any(self, parameters: Iterable[torch.Tensor]) -> bool:
-        """Return whether any of these parameters is in a group, also if a master has replaced it."""
+        """Return whether any of these parameters is in a group, even if a master has replaced it."""
         known = {id(one) for given in self._given for one in given}
         return any(id(one) in known for one in parameters)
 

@@ -238,7 +238,7 @@ class ReducingModel(StatefulModel):
         if self.sharded is not None:
             refuse_newly_trained(names, "shards of what was not trained then take no gradients")
         if self.is_joined:
-            refuse_newly_trained(names, "replicas in join are told of no others")
+            refuse_newly_trained(names, "replicas in join do not learn of new parameters")
         for follower in (*self._hook_handles, self._ordered, self._reducer):
             if follower is not None:
                 follower.remove()

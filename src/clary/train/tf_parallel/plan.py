@@ -2,8 +2,8 @@
 
 Where: `step` makes a plan for every kind of arguments, together with all ranks of a pipeline; `running` runs it.
 
-Ranks agree in three rounds. First each rank sends the names of the results of the model that its operations outside of
-the model need, and a digest of the operations that must be equal on all ranks: the model, its gradients, and the loss
+Ranks agree in three rounds. First each rank names the model's results that it needs for operations outside of the
+model. It also sends a digest of the operations that must be equal on all ranks: the model, its gradients, and the loss
 from which the gradients start. Then each rank sends its messages by level, with the types and shapes of all messages.
 Last, each rank sends the highest level of its forward pass, and all ranks compute the same order.
 """

@@ -52,7 +52,7 @@ def test_an_elastic_program_ends_at_a_forged_commit_and_runs_no_code_from_it(tmp
     begun = time.monotonic()
     (ended,) = Ranks(ELASTIC, 1, tmp_path, CLARY_HOROVOD_COMMITS=str(commits)).wait(100)
     assert ended.code == 1, ended.output[-3000:]
-    assert f"CommitError: {commits / FILE_NAME} is no whole commit of this job" in ended.output
+    assert f"CommitError: {commits / FILE_NAME} is not a complete commit of this job" in ended.output
     assert "remove it to begin anew" in ended.output
     assert not mark.exists()
     assert time.monotonic() - begun < 90

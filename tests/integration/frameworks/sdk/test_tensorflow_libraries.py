@@ -40,7 +40,7 @@ def test_compiler_config_of_tensorflow_trains_the_same_and_the_log_explains_it(s
     alone = train_alone(tmp_path / "alone")
     assert found["losses"] == pytest.approx(alone["losses"], rel=1e-4)
     assert found["weights"] == pytest.approx(alone["weights"], rel=1e-4)
-    assert "here TensorFlow clusters operations of GPUs by XLA (TF_XLA_FLAGS=--tf_xla_auto_jit=2)" in log
+    assert "here TensorFlow compiles operations on GPUs with XLA (TF_XLA_FLAGS=--tf_xla_auto_jit=2)" in log
     assert "On hosts without a GPU it has no effect, because XLA is slower there" in log
     assert "torch.compile" not in log
 

@@ -90,6 +90,6 @@ def test_paths_that_reach_refused_folders_through_links_are_refused(tmp_path):
     (tmp_path / "link").symlink_to("/run")
     for path in ("/var/run/x", str(tmp_path / "link/x")):
         assert local_folder_problem("Hook", path) is None
-        assert "the host needs what is there" in real_folder_problem("Hook", path)
+        assert "the host itself uses this folder" in real_folder_problem("Hook", path)
     assert real_folder_problem("Hook", str(tmp_path / "folder"), is_mirrored=True) is None
     assert real_folder_problem("Hook", "/opt/ml/output/tensors", is_mirrored=True) is None

@@ -57,7 +57,7 @@ def test_read_only_memory_may_be_read_and_not_written():
 def test_bytes_may_stand_for_any_type_that_is_named():
     assert buffer_of(bytearray(8), name="source", dtype=Dtype.BFLOAT16).num_elements == 4
     assert buffer_of(array("H", [1, 2]), name="source", dtype=Dtype.BFLOAT16).num_elements == 2
-    with pytest.raises(ValueError, match="7 bytes, which is no whole number of float32"):
+    with pytest.raises(ValueError, match="7 bytes, which is not a whole number of float32"):
         buffer_of(bytearray(7), name="source", dtype=Dtype.FLOAT32)
 
 

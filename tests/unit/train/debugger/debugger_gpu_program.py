@@ -148,7 +148,7 @@ def test_a_model_whose_steps_are_counted_may_become_a_graph():
             model(torch.ones(2, 4)).sum().backward()
             assert len(model._forward_pre_hooks) == 1
             assert "hooks" not in graphing_error(model)
-            assert len(model._forward_pre_hooks) == 1, "it is back, and steps are counted"
+            assert len(model._forward_pre_hooks) == 1, "the hook that counts steps is installed again"
             model(torch.ones(2, 4))
             assert hook.step == 1
             replaced = Hook(Path(folder) / "other", strict=True)

@@ -129,7 +129,7 @@ def test_an_invalid_configuration_is_refused_with_the_reason(document: Any, word
 def test_a_file_that_is_not_json_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hook.json").write_text("{")
     monkeypatch.setenv("SMDEBUG_CONFIG_FILE_PATH", str(tmp_path / "hook.json"))
-    with pytest.raises(ConfigurationError, match=r"hook\.json is no JSON"):
+    with pytest.raises(ConfigurationError, match=r"hook\.json is not JSON"):
         read_configuration(configuration_path())
 
 

@@ -121,7 +121,7 @@ def test_hostile_files_are_refused(tmp_path: Path, changed: dict[str, Any]) -> N
     (tmp_path / "good").write_bytes(whole(GOOD, bytes(8)))
     assert read_index(LocalFiles(tmp_path), "good").step == 1
     (tmp_path / "bad").write_bytes(whole(GOOD | changed, bytes(8)))
-    with pytest.raises(TensorFileError, match="bad: its index can not be read"):
+    with pytest.raises(TensorFileError, match="bad: its index cannot be read"):
         read_index(LocalFiles(tmp_path), "bad")
 
 

@@ -80,7 +80,7 @@ def test_jobs_that_share_the_machine_s_files_commit_into_separate_folders(tmp_pa
 def test_a_torn_commit_is_refused_by_name_and_not_read(tmp_path, kept):
     path = write_commit(tmp_path, b"x" * 100)
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(CommitError, match=r"horovod-elastic.commit is no whole commit .*remove it to begin anew"):
+    with pytest.raises(CommitError, match=r"horovod-elastic.commit is not a complete commit .*remove it to begin anew"):
         read_commit(str(tmp_path))
 
 
@@ -123,7 +123,7 @@ def plant_link_to_file(path):
 @pytest.mark.parametrize("plant", [plant_link, plant_link_to_file, os.mkfifo, os.mkdir])
 def test_a_path_that_is_no_regular_file_is_no_commit(tmp_path, plant):
     plant(tmp_path / FILE_NAME)
-    with pytest.raises(CommitError, match="is no whole commit"):
+    with pytest.raises(CommitError, match="is not a complete commit"):
         read_commit(str(tmp_path))
 
 

@@ -372,9 +372,9 @@ class LyingGroup:
     [
         (1 << 40, b"", f"rank 8 announces news of {1 << 40} bytes, at most 67108864 are allowed"),
         (-1, b"", "rank 8 announces news of -1 bytes"),
-        (4, b"nope", "rank 8 sent 4 bytes that are no news of its tensors"),
-        (30000, b"[" * 30000, "rank 8 sent 30000 bytes that are no news of its tensors"),
-        (16, b"[false, [[1]],[]]"[:16], "rank 8 sent 16 bytes that are no news of its tensors"),
+        (4, b"nope", "rank 8 sent 4 bytes that are not news of its tensors"),
+        (30000, b"[" * 30000, "rank 8 sent 30000 bytes that are not news of its tensors"),
+        (16, b"[false, [[1]],[]]"[:16], "rank 8 sent 16 bytes that are not news of its tensors"),
     ],
 )
 def test_invalid_news_name_their_rank_and_end_the_group(length, message, words):

@@ -50,7 +50,7 @@ def identity_of(*, endpoint_url: str, bucket: str, key: str, etag: str, size_byt
         bucket: of the object.
         key: of the object.
         etag: with or without quotes; with an ETag that is no MD5 sum there is no name by content.
-        size_bytes: of the object in the store, also if it is unpacked here.
+        size_bytes: of the object in the store, even if it is unpacked here.
         is_unpacked: whether the cache holds its unpacked content.
     """
     match = _MD5_ETAG.fullmatch(etag)

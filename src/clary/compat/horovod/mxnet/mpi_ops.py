@@ -174,7 +174,7 @@ def broadcast(
 
     Args:
         tensor: of one shape and type on all ranks; it is not changed.
-        root_rank: rank among all ranks, also where a process set is given.
+        root_rank: rank among all ranks, even if a process set is given.
         name, priority, process_set: see the module.
 
     Raises: HorovodInternalError.

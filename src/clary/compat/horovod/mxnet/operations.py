@@ -137,7 +137,7 @@ def broadcast(tensor: mx.nd.NDArray, target: mx.nd.NDArray, root_rank: int, call
     Args:
         tensor: of one shape and type on all ranks.
         target: of the same shape and type.
-        root_rank: rank among all ranks, also where a process set is given.
+        root_rank: rank among all ranks, even if a process set is given.
         call: name and process set.
 
     Raises: HorovodInternalError if the operation fails or the root is not in the process set; ValueError for a sparse

@@ -81,7 +81,7 @@ def broadcast(arrays: Sequence[np.ndarray], root_rank: int, call: Call) -> list[
 
     Args:
         arrays: of any shapes, equal on all ranks.
-        root_rank: rank among all ranks, also where a process set is given.
+        root_rank: rank among all ranks, even if a process set is given.
     Raises: HorovodInternalError if the operation fails or the root is not in the process set.
     """
     root = root_index(root_rank, call.process_set)

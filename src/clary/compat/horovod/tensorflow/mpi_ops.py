@@ -183,7 +183,7 @@ def broadcast(
 
     Args:
         tensor: of any shape, equal on all ranks.
-        root_rank: rank among all ranks, also where a process set is given.
+        root_rank: rank among all ranks, even if a process set is given.
         name, ignore_name_scope, process_set: as for `allgather`.
     """
     return operations.broadcast([tensor], root_rank, Call(name, _number(process_set)))[0]

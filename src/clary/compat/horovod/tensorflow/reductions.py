@@ -53,7 +53,7 @@ def allreduce(
         process_set: ranks that take part.
         ignore_name_scope: has no effect.
     Raises: NotImplementedError for sparse tensors with factors or an op other than Average and Sum, and for Adasum in a
-        process set or with a number of ranks that is no power of 2.
+        process set or with a number of ranks that is not a power of 2.
     """
     reduction = handle_average_backwards_compatibility(op, average)
     if isinstance(tensor, tf.IndexedSlices):

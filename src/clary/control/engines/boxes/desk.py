@@ -348,7 +348,7 @@ class BoxDesk:
             case BoxState.GONE:
                 return "ends what it runs"
             case BoxState.UNKNOWN:
-                return "its driver has not told its GPUs yet; see node.log below ~/.clary-node there"
+                return "its driver has not reported its GPUs yet; see node.log below ~/.clary-node there"
         return ""
 
 

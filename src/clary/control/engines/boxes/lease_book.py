@@ -77,7 +77,7 @@ class LeaseBook:
         return [self.view(box) for box in self.ledger.boxes.values()]
 
     def _awaits_gpus(self, box: BoxRecord) -> bool:
-        """Whether a new box has not told its GPUs yet; one that does not for too long counts as one without GPUs."""
+        """Whether a new box has not reported its GPUs yet; after too long a time it counts as a box without GPUs."""
         return box.facts.gpus is None and (self._clock.now() - box.added_at).total_seconds() <= GPUS_LIMIT_S
 
     def _state(self, box: BoxRecord, *, is_busy: bool, awaits_gpus: bool) -> BoxState:

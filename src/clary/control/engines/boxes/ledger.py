@@ -47,7 +47,7 @@ class BoxLedger:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise EngineError(f"{self._folder}: can not be made: {error.strerror}", fault=Fault.USER) from error
+            raise EngineError(f"{self._folder}: cannot be made: {error.strerror}", fault=Fault.USER) from error
         for shelf in (self._boxes, self._allocations, self._tokens):
             shelf.load()
 

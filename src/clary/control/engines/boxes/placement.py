@@ -26,7 +26,7 @@ class BoxState(StrEnum):
     BUSY = "busy"  # has a lease, which may be ending
     DRAINED = "drained"  # gets no new lease
     SILENT = "silent"  # has not reported for a while
-    UNKNOWN = "unknown"  # is new, and its driver has not told its GPUs yet
+    UNKNOWN = "unknown"  # is new, and its driver has not reported its GPUs yet
     GONE = "gone"  # was removed; its processes are being ended
 
 
@@ -40,7 +40,7 @@ class BoxView:
     memory_bytes: int
     num_gpus: int
     state: BoxState
-    awaits_gpus: bool = False  # whether `num_gpus` is 0 only because the box has not told its GPUs yet
+    awaits_gpus: bool = False  # whether `num_gpus` is 0 only because the box has not reported its GPUs yet
     runs: str = ""  # job that uses the box
 
     @property
@@ -57,7 +57,7 @@ class BoxView:
             case BoxState.GONE:
                 return f"{self.name} is being removed"
             case BoxState.UNKNOWN:
-                return f"{self.name} has not told its GPUs yet"
+                return f"{self.name} has not reported its GPUs yet"
             case _:
                 return f"{self.name} is {self.state.value}"
 
@@ -108,7 +108,7 @@ def fits(host: HostWish, box: BoxView) -> bool:
 
 
 def _may_fit(host: HostWish, box: BoxView) -> bool:
-    """Whether a box suffices, or may do so once it has told its GPUs."""
+    """Whether a box suffices, or may do so once it has reported its GPUs."""
     if not box.awaits_gpus:
         return fits(host, box)
     return box.num_cpus >= host.num_cpus and box.memory_bytes >= (host.memory_bytes or 0)

@@ -108,7 +108,7 @@ class ClusterEngine:
         try:
             self.kinds = await self.scheduler.capacity()
         except EngineError as error:
-            _log.warning("%s does not tell its nodes: %s", self.scheduler.name, error.message)
+            _log.warning("%s does not list its nodes: %s", self.scheduler.name, error.message)
 
     def capacity(self) -> Capacity:
         """Return all nodes as one machine, and the best isolation; each node reports its own when it enrols."""

@@ -164,4 +164,4 @@ class LateStart:
             self._kinds_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_durably(self._kinds_file, json.dumps([to_plain(kind) for kind in self._kinds]).encode())
         except OSError as error:
-            _log.warning("%s can not be written: %s", self._kinds_file, error.strerror)
+            _log.warning("%s cannot be written: %s", self._kinds_file, error.strerror)

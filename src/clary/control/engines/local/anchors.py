@@ -65,7 +65,7 @@ def relays_to(urls: Sequence[str]) -> tuple[RelaySpec, ...]:
         try:
             found = socket.getaddrinfo(parts.hostname, parts.port, socket.AF_INET, socket.SOCK_STREAM)
         except OSError as error:
-            raise EngineError(f"service URL {url!r}: {parts.hostname} can not be resolved: {error}") from error
+            raise EngineError(f"service URL {url!r}: {parts.hostname} cannot be resolved: {error}") from error
         address = str(found[0][4][0])
         relays[parts.port] = RelaySpec(
             port=parts.port,
@@ -212,7 +212,7 @@ def with_network(plan: LaunchPlan, ready: NetworkReady, folder: Path) -> LaunchP
         relayed_names = read_spec(str(folder / SPEC_FILE)).relayed_names
     except (OSError, ValueError, KeyError, TypeError) as error:
         # The anchor writes the file again within seconds.
-        raise EngineError(f"{folder / SPEC_FILE}: can not be read: {error}", retryable=True) from error
+        raise EngineError(f"{folder / SPEC_FILE}: cannot be read: {error}", retryable=True) from error
     network = NetworkPlan(
         interface="eth0",
         prefix_length=address_of(0, num_hosts)[1],

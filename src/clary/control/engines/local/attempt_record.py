@@ -66,7 +66,7 @@ def boot_id() -> str:
     try:
         return clock.boot_id()
     except OSError as error:
-        raise EngineError(f"the id of the machine's boot can not be read now: {error}", retryable=True) from error
+        raise EngineError(f"the id of the machine's boot cannot be read now: {error}", retryable=True) from error
 
 
 def read_record(folder: Path) -> AttemptRecord | None:
@@ -81,7 +81,7 @@ def read_record(folder: Path) -> AttemptRecord | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, ContractError) as error:
-        words = f"{path}: the engine's record can not be read: {error}"
+        words = f"{path}: the engine's record cannot be read: {error}"
         raise EngineError(words, retryable=is_passing(error)) from error
 
 
@@ -117,7 +117,7 @@ def create_record(
         finally:
             partial.unlink()
     except OSError as error:
-        raise EngineError(f"{folder / RECORD_FILE}: can not be written: {error.strerror}", retryable=True) from error
+        raise EngineError(f"{folder / RECORD_FILE}: cannot be written: {error.strerror}", retryable=True) from error
     found = read_record(folder)
     assert found is not None, "records are removed with their folder only"
     return found
@@ -132,7 +132,7 @@ def write_record(folder: Path, record: AttemptRecord) -> None:
     try:
         write_json(str(path), to_plain(record))
     except OSError as error:
-        raise EngineError(f"{path}: can not be written: {error.strerror}", retryable=True) from error
+        raise EngineError(f"{path}: cannot be written: {error.strerror}", retryable=True) from error
 
 
 def attempt_folders(jobs: Path) -> list[Path]:
@@ -179,7 +179,7 @@ def read_ready(folder: Path) -> NetworkReady | None:
         return from_plain(NetworkReady, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, ContractError) as error:
         if is_passing(error):
-            raise EngineError(f"{path}: can not be read now: {error}", retryable=True) from error
+            raise EngineError(f"{path}: cannot be read now: {error}", retryable=True) from error
         return None
 
 

@@ -216,7 +216,7 @@ class LocalEngine:
         try:
             await asyncio.to_thread(move)
         except OSError as error:
-            raise EngineError(f"{folder} can not be moved to {target}: {error.strerror}", retryable=True) from error
+            raise EngineError(f"{folder} cannot be moved to {target}: {error.strerror}", retryable=True) from error
         return str(target)
 
     async def leftovers(self) -> list[str]:
@@ -397,7 +397,7 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise EngineError(f"{folder}: can not be made: {error.strerror}", retryable=True) from error
+        raise EngineError(f"{folder}: cannot be made: {error.strerror}", retryable=True) from error
 
 
 def _make_place(plan: LaunchPlan, folder: Path) -> AttemptRecord:

@@ -23,7 +23,7 @@ AUTO = "auto"
 
 _SHARED_NETWORK = (
     "Hosts share this machine's network: all of them have the address 127.0.0.1, each job takes a free master port in "
-    "place of 7777, and links can not be shaped.",
+    "place of 7777, and links cannot be shaped.",
     "Hosts share this machine's processes, hostname and files: a program sees those of other jobs. All of "
     "them run as one user, so programs can read the service's keys, and with them do all that its owner can.",
     "Ports of frameworks ask for no proof: any user of this machine reaches torch's store, jax's coordinator, "
@@ -82,7 +82,7 @@ def _not_isolated(*, has_user_namespace: bool, why_no_users: str) -> tuple[str, 
         sentences.append("Hosts run in a user namespace: inside they are root, on this machine the service's own user.")
     if not os.access(TUN_DEVICE, os.R_OK | os.W_OK):
         sentences.append(
-            f"Links can not be given delay or loss: {TUN_DEVICE} is "
+            f"Links cannot be given delay or loss: {TUN_DEVICE} is "
             + ("not open to this user." if os.path.exists(TUN_DEVICE) else "missing.")
         )
     return tuple(sentences)

@@ -92,7 +92,7 @@ def warnings(request: Mapping[str, Any], *, job_name: str, num_hosts: int) -> li
         unsendable = [action for action in names if action in UNSENDABLE]
         if unsendable:
             found.append(
-                f"rule {name}: {' and '.join(dict.fromkeys(unsendable))} can not be sent from here; findings stand in "
+                f"rule {name}: {' and '.join(dict.fromkeys(unsendable))} cannot be sent from here; findings stand in "
                 "describe, and go to the address of the setting rule_webhook_url"
             )
         if STOP_TRAINING in names and not stops(parameters, job_name):

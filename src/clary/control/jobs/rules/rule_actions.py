@@ -1,6 +1,6 @@
 r"""Actions that follow when a rule of a job has found an issue. Pure.
 
-Where: `transitions` stops the job, `debug_request` warns of actions that Clary can not perform,
+Where: `transitions` stops the job, `debug_request` warns of actions that Clary cannot perform,
 `reconcile.rule_notices` sends notices.
 Source: smdebug_rulesconfig 1.0.1 `actions`: `action_json` of RuleParameters is one object or a list of them, with every
 quotation mark behind a backslash:

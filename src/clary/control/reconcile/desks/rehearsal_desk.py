@@ -217,7 +217,7 @@ class RehearsalDesk:
                 await self._drop_forgotten(kept)
 
     async def _drop_forgotten(self, kept: KeptRehearsal) -> None:
-        """Drop a rehearsal of a deleted job; nobody takes an error of the task that ends with this."""
+        """Drop a rehearsal of a deleted job; an error of the task that ends with this is ignored."""
         try:
             await self._drop(kept)
         except (StoreError, OSError):

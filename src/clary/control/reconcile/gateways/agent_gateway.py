@@ -195,7 +195,7 @@ class AgentGateway:
         job = self._hub.live_job(name)
         if job is None or job.plan is None or job.attempt != attempt:
             raise _attempt_over(name, attempt)
-        # A header may contain bytes that are no text, which count as a wrong token.
+        # A header may contain bytes that are not text, which count as a wrong token.
         if not hmac.compare_digest(str(job.plan["agent_token"]).encode(), token.encode("utf-8", "backslashreplace")):
             raise WireError("AccessDenied", f"the token does not open attempt {attempt} of {name}", http_status=403)
         if host not in job.hosts:

@@ -54,7 +54,7 @@ def _buckets(finding: Finding) -> bytes:
     try:
         rows = json.loads(finding.data or "[]", parse_int=float)
     except (ValueError, RecursionError) as error:
-        raise WireError("ValidationException", f"the histogram of {finding.name!r} is no JSON: {error}") from error
+        raise WireError("ValidationException", f"the histogram of {finding.name!r} is not JSON: {error}") from error
     if not isinstance(rows, list) or len(rows) > MAX_BUCKETS or not all(_is_bucket(row) for row in rows):
         expected = f"expected at most {MAX_BUCKETS} of [left, right, count]"
         raise WireError("ValidationException", f"the histogram of {finding.name!r} has no buckets: {expected}")

@@ -63,7 +63,7 @@ def open_bucket(name: str) -> Bucket:
         return BotoBucket(name, client)
     if endpoint is None or not all(os.environ.get(one) for one in _KEY_VARIABLES):
         raise ConfigurationError(
-            f"s3://{name} can not be read: boto3 is not installed and {_ENDPOINT_VARIABLES[1]},"
+            f"s3://{name} cannot be read: boto3 is not installed and {_ENDPOINT_VARIABLES[1]},"
             f" {' and '.join(_KEY_VARIABLES)} are not all set: pip install boto3, or set them"
         )
     return SignedBucket(name, endpoint=endpoint, environment=os.environ)

@@ -57,7 +57,7 @@ def _axes(value: Any) -> Mapping[str, int]:
     is_dict = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
     try:
         axes = {name: operator.index(axis) for name, axis in value.items()} if is_dict else None
-    except TypeError:  # one of them is no whole number
+    except TypeError:  # one of them is not a whole number
         axes = None
     if axes is None:
         raise TypeError(

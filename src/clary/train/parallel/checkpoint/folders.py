@@ -73,7 +73,7 @@ def save_checkpoint(
         translate: changes the whole model before it is written.
         num_kept: number of newest partial checkpoints to keep; None keeps all.
 
-    Raises: OSError; ValueError without a model, for a tag that is no file name, for `num_kept` below 1, or for an
+    Raises: OSError; ValueError without a model, for a tag that is not a file name, for `num_kept` below 1, or for an
         optimizer other than the program's.
     """
     if optimizer is not None and optimizer is not runtime.optimizer:

@@ -130,7 +130,7 @@ def _parse(text: str, source: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{source} holds {text!r}, which is no JSON: {error}") from None
+        raise ValueError(f"{source} holds {text!r}, which is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"{source} holds {text!r}; expected a JSON object")
     return found

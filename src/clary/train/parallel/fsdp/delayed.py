@@ -7,7 +7,7 @@ that are modules do ranks draw different values.
 
 [Note: ties] Models that `init_empty_weights` of accelerate made have lost their ties (see `ties`), so the constructor
 calls `tie_weights` of a model on the meta device. A parameter that several modules share is then created once and
-assigned to all, which FSDP does not do, also if `init_method_using_config` replaces it. The function after the
+assigned to all, which FSDP does not do, even if `init_method_using_config` replaces it. The function after the
 initialisation of a unit ties again what another `param_init_fn` separated, and calls `tie_weights` of the unit.
 [Note: slices] A parameter that `transform` has cut is drawn whole and then cut: ranks of a tensor group that start from
 the same seed hold slices of the values that one rank would have drawn. So a rank briefly holds the whole parameters of

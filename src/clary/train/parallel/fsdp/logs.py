@@ -15,7 +15,7 @@ def get_logger() -> logging.Logger:
 
 @contextmanager
 def timeit(enabled: bool, msg: str, rank: int = 0) -> Iterator[None]:
-    """Log `msg`, the duration of a block in seconds, and the rank, also if the block raises.
+    """Log `msg`, the duration of a block in seconds, and the rank, even if the block raises.
 
     Args:
         enabled: False logs nothing.

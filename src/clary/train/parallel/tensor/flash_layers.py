@@ -1,9 +1,10 @@
 """Attention layers over queries, keys and values with any order of dimensions, for `smp.nn` and `tsm.nn`.
 
 [Note: layouts] A layout names the dimensions of each tensor, as "b h s d" does: b rows, h heads, s positions, d
-channels. A tensor that packs several tensors either has one more dimension, which the layout may name by their number,
-as in "b s 3 h d", and which otherwise is the only dimension of that length; or it has the layout's four dimensions, and
-the heads of the first tensor precede those of the next: 3 * h heads are those of queries, then keys, then values.
+channels. A tensor that packs several tensors has one of two forms. With one more dimension, the layout may name that
+dimension by the number of tensors, as in "b s 3 h d"; otherwise it is the only dimension of that length. With the
+layout's four dimensions, the heads of the tensors follow each other: 3 * h heads are those of queries, then of keys,
+then of values.
 Source: SageMaker developer guide, "SageMaker model parallel library v2 reference", `torch.sagemaker.nn.attn`.
 """
 

@@ -115,5 +115,5 @@ def test_a_folder_on_a_file_system_without_locks_is_still_written(
 def test_a_link_in_place_of_a_claim_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "collections").mkdir()
     (tmp_path / "collections" / ".worker_0.lock").symlink_to(tmp_path / "elsewhere")
-    assert Writer(tmp_path, "worker_0").close(limit_s=LIMIT_S), "what can not be claimed is written all the same"
+    assert Writer(tmp_path, "worker_0").close(limit_s=LIMIT_S), "what cannot be claimed is written all the same"
     assert not (tmp_path / "elsewhere").exists()

@@ -273,7 +273,7 @@ def test_an_s3_trial_names_the_package_or_the_setting_that_is_missing(monkeypatc
     monkeypatch.setitem(sys.modules, "boto3", None)
     for name in (*KEYS, "AWS_ENDPOINT_URL_S3", "S3_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ConfigurationError, match=r"s3://bucket can not be read: boto3 .* pip install boto3, or set"):
+    with pytest.raises(ConfigurationError, match=r"s3://bucket cannot be read: boto3 .* pip install boto3, or set"):
         create_trial("s3://bucket/prefix")
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)

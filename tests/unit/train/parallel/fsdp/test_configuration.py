@@ -52,7 +52,7 @@ def test_a_script_gives_a_file_a_dict_or_none(tmp_path: Path) -> None:
 def test_a_job_gives_its_keys_in_json() -> None:
     assert read_job({"SM_HP_MP_PARAMETERS": '{"hybrid_shard_degree": 2}'}) == {"hybrid_shard_degree": 2}
     assert read_job({}) == read_job({"SM_HP_MP_PARAMETERS": " "}) == {}
-    with pytest.raises(ValueError, match=r"mp_parameters holds '\{', which is no JSON"):
+    with pytest.raises(ValueError, match=r"mp_parameters holds '\{', which is not JSON"):
         read_job({"SM_HP_MP_PARAMETERS": "{"})
 
 

@@ -23,7 +23,7 @@ class BroadcastGlobalVariablesCallback(_Callback):
         device: device of inputs and results.
         local_variables: one or several variables of the model that keep their value on each rank; no effect in graphs
             of TensorFlow 1.
-    Raises: ValueError for other objects as local variables.
+    Raises: ValueError if a local variable is not a variable of TensorFlow or Keras.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
@@ -79,11 +79,12 @@ class LearningRateScheduleCallback(_Callback):
 
     Args:
         initial_lr: learning rate at the beginning of the training.
-        multiplier: a function of the epoch, or a number, raised to the power of the epochs since `start_epoch`.
+        multiplier: a function of the epoch that returns the factor; or a number, whose factor is
+            `multiplier ** (epoch - start_epoch)`.
         start_epoch, end_epoch: first epoch of the range, and first epoch after the range; None: no end.
         staircase: set the rate once per epoch; if False, set it for each batch, at a fractional epoch.
         momentum_correction: scale an optimizer's momentum like the rate during the batch in which the rate changes.
-        steps_per_epoch: batches of an epoch, if Keras does not know them; needed without a staircase.
+        steps_per_epoch: number of batches of an epoch; required without a staircase if Keras does not know it.
     Raises: ValueError without an initial rate.
     """
 

@@ -71,7 +71,7 @@ def build(spec: NetworkSpec) -> Network:
         except OSError as error:
             why_no_users = f"{error.strerror or error}{namespaces.user_namespace_hint()}"
             print(f"programs get the users of this machine: {why_no_users}", file=sys.stderr, flush=True)
-    # A thread in a user namespace can not return to the machine's network namespace, from which relays connect. So the
+    # A thread in a user namespace cannot return to the machine's network namespace, from which relays connect. So the
     # main thread never leaves the machine's namespace: another thread, which ends afterwards, joins the hosts'
     # namespaces.
     outcome: list[Network | BaseException] = []

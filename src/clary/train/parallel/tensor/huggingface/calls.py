@@ -130,7 +130,7 @@ def layer_mask(mask: Any, hidden: torch.Tensor, who: str) -> Any:
     """
     if mask is not None and getattr(mask, "ndim", None) != 4:
         raise ValueError(
-            f"{who} got an attention mask that is no tensor of four dimensions: load the model with "
+            f"{who} got an attention mask that is not a tensor of four dimensions: load the model with "
             "attn_implementation='sdpa' or 'eager'"
         )
     if not runtime.is_initialized():  # the program calls the hook directly

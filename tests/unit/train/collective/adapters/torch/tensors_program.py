@@ -169,3 +169,15 @@ def test_a_limit_of_days_is_taken():
     options = synchronous(AllreduceOptions())
     options.timeout = timedelta(days=2)
     world().allreduce([torch.ones(3)], options)
+
+
+def test_averages_of_integers_are_exact_over_more_ranks_than_the_type_holds():
+    options = AllreduceOptions()
+    options.reduceOp = ReduceOp.AVG
+    values = {torch.int8: (-128, -1, 0, 100, 127), torch.uint8: (0, 1, 100, 255), torch.int16: (-32768, -7, 300, 32767)}
+    for dtype, numbers in values.items():
+        for num_ranks in (2, 127, 128, 200, 256, 300, 40_000):
+            buffer = torch.tensor(numbers, dtype=dtype)
+            _, complete = tensors.reduction_of(buffer, options, num_ranks)
+            complete()
+            assert buffer.tolist() == [int(number / num_ranks) for number in numbers], (dtype, num_ranks)
