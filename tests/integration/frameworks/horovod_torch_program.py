@@ -408,6 +408,50 @@ def check_gradients_that_are_changed_before_they_are_reduced_are_named():
     assert warned(lambda model, optimizer: None) == []
 
 
+def closure_of(model, optimizer, batches):
+    def closure():
+        optimizer.zero_grad()
+        loss = sum((model(x) ** 2).mean() for x, _ in batches) / len(batches)
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def check_steps_with_a_closure():
+    """Gradients that a closure computes are reduced before the optimizer sees them, each time that it is called."""
+    kinds = {
+        "SGD": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
+        "LBFGS": lambda parameters: torch.optim.LBFGS(parameters, 0.3, max_iter=4),
+        "LBFGS with a line search": lambda parameters: torch.optim.LBFGS(
+            parameters, 0.3, max_iter=3, line_search_fn="strong_wolfe"
+        ),
+    }
+    for kind, make in kinds.items():
+        model, alone = small_model(), small_model()
+        optimizer = hvd.DistributedOptimizer(make(model.parameters()), model.named_parameters())
+        alone_optimizer = make(alone.parameters())
+        for step in range(3):
+            optimizer.step(closure_of(model, optimizer, [batch_of(hvd.rank(), step)]))
+            batches = [batch_of(rank, step) for rank in range(hvd.size())]
+            alone_optimizer.step(closure_of(alone, alone_optimizer, batches))
+        assert_equal_models(model, alone, 1e-4, f"{kind} with a closure")
+
+    model, alone = small_model(), small_model()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), op=hvd.Sum)
+    alone_optimizer = torch.optim.SGD(alone.parameters(), 0.1)
+    for step in range(2):
+        optimizer.zero_grad()
+        alone_optimizer.zero_grad()
+        loss = (model(batch_of(hvd.rank(), step)[0]) ** 2).mean()
+        loss.backward()
+        for rank in range(hvd.size()):
+            (alone(batch_of(rank, step)[0]) ** 2).mean().backward()
+        assert optimizer.step(loss.detach) == loss
+        alone_optimizer.step()
+    assert_equal_models(model, alone, 1e-5, "a closure that returns an earlier loss")
+
+
 def check_sparse_gradients():
     for is_dense in (False, True):
         torch.manual_seed(1)

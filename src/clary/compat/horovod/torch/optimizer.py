@@ -255,16 +255,50 @@ class _Distributed:
         """Wait for the gradients, then step.
 
         Args:
-            closure: closure of the optimizer's own `step`.
+            closure: closure of the optimizer's own `step`. The gradients that it computes are reduced each time that
+                it returns. For LBFGS, which decides by the loss how often it calls the closure, losses are reduced too.
         """
         if self._should_synchronize:
             if self._synchronized:
                 warnings.warn(_STEP_WITHOUT_SKIP, stacklevel=2)
-            self.synchronize()
+            has_gradients = closure is None or bool(self._handles)
+            if has_gradients:
+                self.synchronize()
+            if closure is not None:
+                closure = self._reducing(closure, has_gradients=has_gradients)
         self._synchronized = False
         loss = super().step(closure)  # type: ignore[misc]
         _note_step(self)
         return loss
+
+    def _reducing(self, closure: Callable[[], Any], *, has_gradients: bool) -> Callable[[], Any]:
+        """Return a closure that reduces the gradients that `closure` computes.
+
+        Args:
+            closure: computes gradients, or returns the loss whose gradients were reduced before.
+            has_gradients: whether gradients were reduced before.
+        """
+        is_first = not has_gradients
+
+        def call() -> Any:
+            nonlocal is_first
+            loss = closure()
+            if is_first or self._handles:
+                self.synchronize()
+            is_first = False
+            return self._reduced_loss(loss) if isinstance(self, torch.optim.LBFGS) else loss
+
+        return call
+
+    def _reduced_loss(self, loss: Any) -> torch.Tensor:
+        own = torch.as_tensor(loss).detach()
+        if self.process_set.included() is False:
+            return own
+        op = ops.Sum if self.op == ops.Sum else ops.Average
+        reduced: torch.Tensor = ops.synchronize(
+            ops.allreduce_async(own, name="allreduce.loss.of.closure", op=op, process_set=self.process_set)
+        )
+        return reduced
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clear the gradients.
