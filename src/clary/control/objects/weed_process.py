@@ -136,17 +136,23 @@ def choose_ports() -> dict[str, int]:
     Raises: ObjectStoreError if there are too few free ports.
     """
     ports: dict[str, int] = {}
+    blocked = ""
     for _ in range(PORT_TRIES):
         port = random.randrange(FIRST_PORT, LAST_PORT)
         name = PORT_NAMES[len(ports)]
-        if port not in ports.values() and _is_usable(name, port):
-            ports[name] = port
-            if len(ports) == len(PORT_NAMES):
-                return ports
+        if port in ports.values() or not _are_free(port):
+            continue
+        if why := _why_without_socket(name, port):
+            blocked = f"; {_socket_path(name, port)} cannot be made: {why}"
+            continue
+        ports[name] = port
+        if len(ports) == len(PORT_NAMES):
+            return ports
     raise ObjectStoreError(
         f"embedded object store: {PORT_TRIES} random ports of {FIRST_PORT}-{LAST_PORT} on {HOST} gave "
-        f"{len(ports)} free ones, but {len(PORT_NAMES)} are needed; free some, remove other users' files "
-        f"{SOCKET_PREFIX}*, or name an S3 endpoint with the setting s3_endpoint_url"
+        f"{len(ports)} free ones, but {len(PORT_NAMES)} are needed{blocked}; free some, remove other users' files "
+        f"{SOCKET_PREFIX}*, let this user write to {Path(SOCKET_PREFIX).parent}, or name an S3 endpoint with the "
+        "setting s3_endpoint_url"
     )
 
 
@@ -227,9 +233,21 @@ def terminate(process: ProcessId, *, grace_s: float) -> bool:
 
 def _is_usable(name: str, port: int) -> bool:
     """Whether weed could serve on `port` now. A leftover socket is removed, once nobody can listen there any more."""
-    if not (_is_free(port) and _is_free(port + GRPC_OFFSET)):
-        return False
-    return name == "s3" or not _remove(_socket_path(name, port))
+    return _are_free(port) and not _why_without_socket(name, port)
+
+
+def _are_free(port: int) -> bool:
+    return _is_free(port) and _is_free(port + GRPC_OFFSET)
+
+
+def _why_without_socket(name: str, port: int) -> str:
+    """Return the reason why weed could not make the socket of a server, or an empty text."""
+    if name == "s3":
+        return ""
+    path = _socket_path(name, port)
+    if not os.access(Path(path).parent, os.W_OK):
+        return "the folder is read-only, or this user may not write there"
+    return _remove(path)
 
 
 def _socket_path(name: str, port: int) -> str:

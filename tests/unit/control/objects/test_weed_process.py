@@ -49,6 +49,14 @@ def test_a_lack_of_free_ports_is_an_error_that_names_the_setting(monkeypatch: py
         weed_process.choose_ports()
 
 
+def test_a_folder_of_sockets_that_takes_no_writes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda place, mode: str(place) != "/tmp")
+    with pytest.raises(
+        ObjectStoreError, match=r"/tmp/\S+\.sock cannot be made: .*read-only.*let this user write to /tmp"
+    ):
+        weed_process.choose_ports()
+
+
 def test_a_missing_program_is_an_error_that_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(weed_process.sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
