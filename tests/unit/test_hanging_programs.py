@@ -1,6 +1,7 @@
 """Programs that hang in the kernel, where SIGKILL does not end them: every place that runs a program goes on."""
 
 import os
+import signal
 import subprocess
 
 import pytest
@@ -68,7 +69,7 @@ PLACES = {
     ),
     "isolation": lambda folder: isolation._probe({})[0],
     "memory limits": lambda folder: memory_limits.memory_limits({}),
-    "start of a service": lambda folder: service_start._end(subprocess.Popen(["clary"]), print),
+    "start of a service": lambda folder: service_start._end(subprocess.Popen(["clary"]), signal.SIGTERM, print),
     "Slurm's programs": lambda folder: raised(
         EngineError, lambda: SlurmPrograms({"PATH": str(folder)}).run_now("unmunge", text="x", limit_s=0.1)
     ),

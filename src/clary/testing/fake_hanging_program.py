@@ -5,6 +5,7 @@ Where: tests of code that runs programs. A real one needs a broken driver or a d
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Sequence
 from typing import IO, Any, ClassVar, Self
@@ -55,6 +56,14 @@ class FakeHangingProgram:
         self.was_killed = True
 
     terminate = kill
+
+    def send_signal(self, number: int) -> None:
+        """Note the signal; no signal ends the program.
+
+        Args:
+            number: of the signal.
+        """
+        self.was_killed = self.was_killed or number == signal.SIGKILL
 
     def __enter__(self) -> Self:
         """Return the program."""

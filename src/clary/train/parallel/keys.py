@@ -45,7 +45,7 @@ def read_keys(kind: type, given: Mapping[str, Any], what: str, *, near: Collecti
             undocumented[name] = value
         else:
             close = difflib.get_close_matches(name, [*read, *near], n=1)
-            raise ValueError(f"{name} is no key of {what}" + (f"; did you mean {close[0]}?" if close else ""))
+            raise ValueError(f"{name} is not a key of {what}" + (f"; did you mean {close[0]}?" if close else ""))
     return {**values, "undocumented": undocumented}
 
 

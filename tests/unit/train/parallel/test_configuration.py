@@ -58,7 +58,7 @@ def test_undocumented_keys_of_public_scripts_are_accepted_and_reported():
     assert (found._match_weights, found._any, found.checkpoint_attentions) == (True, [1], True)
     assert found != read_configuration({})
     assert copy.copy(found) == found
-    with pytest.raises(AttributeError, match="_other is no key"):
+    with pytest.raises(AttributeError, match="_other is not a key"):
         _ = found._other
 
 
@@ -77,7 +77,7 @@ def test_undocumented_keys_of_public_scripts_are_accepted_and_reported():
         ({"memory_weight": 1.1}, "memory_weight is 1.1; expected a number from 0 to 1"),
         ({"partition_file": 3}, "partition_file is 3; expected text"),
         ({"microbatch": 4}, "microbatch is not a key of model parallelism; did you mean microbatches?"),
-        ({"undocumented": {}}, "undocumented is no key"),
+        ({"undocumented": {}}, "undocumented is not a key"),
         ({"zzz": 4}, "zzz is not a key of model parallelism$"),
         ({"auto_partition": False}, "default_partition must say"),
         ({"partitions": 2, "auto_partition": False, "default_partition": 2}, "must be below partitions, which is 2"),
