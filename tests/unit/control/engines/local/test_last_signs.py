@@ -64,16 +64,20 @@ def test_a_folder_of_millions_is_not_listed_whole(plan, tmp_path, monkeypatch):
             return self
 
         def __iter__(self):
-            for entry in self._real:
-                listed.append(entry.name)
-                yield entry
+            return self
+
+        def __next__(self):
+            entry = next(self._real)
+            listed.append(entry.name)
+            return entry
 
         def __exit__(self, *_):
             self._real.close()
 
     scandir = os.scandir
-    monkeypatch.setattr(module.os, "scandir", Listing)
-    last_signs(plan, ["algo-1"])
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, "scandir", Listing)
+        last_signs(plan, ["algo-1"])
     assert len(listed) <= 5
 
 
